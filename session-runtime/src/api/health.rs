@@ -1,0 +1,128 @@
+//! Routes for operators: liveness, readiness, version, metrics.
+
+use std::fmt::Write as _;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+use serde_json::{Value, json};
+
+use super::context::App;
+use super::problem::{Problem, ProblemBody};
+use crate::kv::state::KvState;
+use crate::session::view::SessionStatus;
+
+/// The process answers.
+#[utoipa::path(get, path = "/livez", tag = "health", responses((status = 200)))]
+pub(super) async fn live() -> Json<Value> {
+    Json(json!({"status": "ok"}))
+}
+
+/// The server takes new turns.
+#[utoipa::path(get, path = "/readyz", tag = "health", responses((status = 200), (status = 503, body = ProblemBody)))]
+pub(super) async fn ready(State(app): State<App>) -> Result<Json<Value>, Problem> {
+    app.check_open()?;
+    if let Some(reason) = app.runtime.poisoned() {
+        let detail = format!("the store stopped acknowledging: {reason}; restart the server");
+        return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", detail));
+    }
+    Ok(Json(json!({"status": "ok"})))
+}
+
+/// Like `/readyz`, with what the runtime is doing.
+#[utoipa::path(get, path = "/health", tag = "health", responses((status = 200), (status = 503, body = ProblemBody)))]
+pub(super) async fn health(State(app): State<App>) -> Result<Json<Value>, Problem> {
+    let _ = ready(State(app.clone())).await?;
+    let info = serde_json::to_value(app.runtime.info()).map_err(crate::error::Error::from)?;
+    Ok(Json(json!({"status": "ok", "uptime_seconds": app.started.elapsed().as_secs(), "runtime": info})))
+}
+
+/// The version of the server.
+#[utoipa::path(get, path = "/version", tag = "health", responses((status = 200)))]
+pub(super) async fn version(State(app): State<App>) -> Json<Value> {
+    Json(json!({"name": "session-runtime", "version": app.runtime.info().version}))
+}
+
+const STATUSES: [SessionStatus; 3] =
+    [SessionStatus::Idle, SessionStatus::Running, SessionStatus::RequiresAction];
+const STATES: [KvState; 8] = [
+    KvState::None,
+    KvState::Active,
+    KvState::Idle,
+    KvState::Evicted,
+    KvState::Restoring,
+    KvState::Restored,
+    KvState::Stale,
+    KvState::Lost,
+];
+
+/// Counters and gauges in Prometheus' text format.
+#[utoipa::path(get, path = "/metrics", tag = "health", responses((status = 200, content_type = "text/plain")))]
+pub(super) async fn metrics(State(app): State<App>) -> impl IntoResponse {
+    let info = app.runtime.info();
+    let sessions = app.runtime.sessions().await;
+    let mut text = Exposition::default();
+    text.family("sessions", "gauge", "Sessions by status.");
+    for status in STATUSES {
+        let count = sessions.iter().filter(|session| session.status == status).count();
+        text.sample("sessions", &[("status", &word(status))], count as u64);
+    }
+    text.family("sessions_kv", "gauge", "Sessions by state of their KV.");
+    for state in STATES {
+        let count = sessions.iter().filter(|session| session.kv.state == state).count();
+        text.sample("sessions_kv", &[("kv_state", state.as_str())], count as u64);
+    }
+    text.family("kv_pages", "gauge", "Pages of the device pool by state.");
+    let (total, free) = (info.device.pages_total as u64, info.device.pages_free as u64);
+    text.sample("kv_pages", &[("state", "free")], free);
+    text.sample("kv_pages", &[("state", "used")], total.saturating_sub(free));
+    text.family("kv_bytes", "gauge", "Bytes of KV by tier.");
+    let page_bytes = info.device.page_bytes as u64;
+    text.sample("kv_bytes", &[("tier", "device")], total.saturating_sub(free) * page_bytes);
+    text.sample("kv_bytes", &[("tier", "disk")], info.disk.bytes);
+    text.family("kv_quota_bytes", "gauge", "Most bytes of KV by tier.");
+    text.sample("kv_quota_bytes", &[("tier", "device")], total * page_bytes);
+    text.sample("kv_quota_bytes", &[("tier", "disk")], info.disk.quota);
+    text.family("kv_cells", "gauge", "Cells on disk.");
+    text.sample("kv_cells", &[], info.disk.cells);
+    text.family("tokens", "gauge", "Tokens of the existing sessions by kind.");
+    let sum =
+        |count: fn(&crate::session::view::Usage) -> u64| sessions.iter().map(|view| count(&view.usage)).sum();
+    text.sample("tokens", &[("kind", "input")], sum(|usage| usage.input_tokens));
+    text.sample("tokens", &[("kind", "cached")], sum(|usage| usage.cached_tokens));
+    text.sample("tokens", &[("kind", "output")], sum(|usage| usage.output_tokens));
+    text.family("http_responses_total", "counter", "Responses by class of status.");
+    for (class, count) in app.counters.read() {
+        text.sample("http_responses_total", &[("class", class)], count);
+    }
+    text.family("uptime_seconds", "gauge", "Seconds since the server started.");
+    text.sample("uptime_seconds", &[], app.started.elapsed().as_secs());
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text.0)
+}
+
+/// The word a status has in the API.
+fn word(status: SessionStatus) -> String {
+    match serde_json::to_value(status) {
+        Ok(Value::String(word)) => word,
+        _ => String::new(),
+    }
+}
+
+/// Prometheus' text format. Labels are words of this program: they need no escaping.
+#[derive(Default)]
+struct Exposition(String);
+
+impl Exposition {
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        // Writing to a string cannot fail.
+        let _ =
+            writeln!(self.0, "# HELP session_runtime_{name} {help}\n# TYPE session_runtime_{name} {kind}");
+    }
+
+    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: u64) {
+        let labels: Vec<String> = labels.iter().map(|(key, value)| format!("{key}=\"{value}\"")).collect();
+        let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
+        let _ = writeln!(self.0, "session_runtime_{name}{labels} {value}");
+    }
+}
