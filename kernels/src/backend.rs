@@ -1,0 +1,212 @@
+//! The seam between the forward pass and a device.
+//!
+//! A backend owns its weights, its activation buffers and its pool of KV pages. The forward pass
+//! names what to compute; the backend decides how. Every operation is *row independent*: the bits
+//! of row `r` of a result depend on row `r` of the inputs and on nothing else, not on the number of
+//! rows, the number of threads or the place of a page in the pool. Invariant I1 rests on that.
+
+use crate::error::KernelError;
+use crate::formats::TensorType;
+
+/// Tokens held by one page.
+pub const PAGE_TOKENS: usize = 16;
+
+/// Index of a page in a device pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PageId(pub u32);
+
+/// Shape and storage type of a weight matrix as a model file holds it: `rows` outputs, each a
+/// contiguous run of `cols` inputs in `format`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MatrixSpec {
+    /// Tensor name, used in errors.
+    pub name: String,
+    /// Storage type in the file.
+    pub format: TensorType,
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs.
+    pub cols: usize,
+}
+
+/// Size of one pool of pages: `pages` pages of `PAGE_TOKENS` tokens with `head_dim` channels for K
+/// and for V, stored as f16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolSpec {
+    /// Number of pages.
+    pub pages: usize,
+    /// Channels of one KV head.
+    pub head_dim: usize,
+}
+
+impl PoolSpec {
+    /// Bytes of one page (K and V, f16).
+    pub fn page_bytes(&self) -> usize {
+        2 * PAGE_TOKENS * self.head_dim * 2
+    }
+}
+
+/// How rotary embedding pairs the channels of a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopePairing {
+    /// Channel `2i` with `2i + 1` (the `llama` architecture in GGUF files).
+    Adjacent,
+    /// Channel `i` with `i + head_dim / 2` (`qwen2`, `qwen3`).
+    Halves,
+}
+
+/// Rows of one sequence inside a step, for one layer. Row `first_row + r` is the token at index
+/// `start + r` of the sequence: it is written to that slot by `append`, and it attends to the
+/// `start + r + 1` tokens at indices `0..=start + r`.
+#[derive(Clone, Debug)]
+pub struct RowGroup<'a> {
+    /// Block tables of this layer, one per KV head: page ids in token order.
+    pub tables: &'a [&'a [PageId]],
+    /// First row of the group in the activation buffers.
+    pub first_row: usize,
+    /// Rows in the group.
+    pub rows: usize,
+    /// Index in the sequence of the first row's token.
+    pub start: usize,
+}
+
+/// Attention shape of a layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionShape {
+    /// Query heads.
+    pub heads: usize,
+    /// KV heads; `heads` is a multiple of it. Query head `h` reads KV head `h / (heads / kv_heads)`.
+    pub kv_heads: usize,
+    /// Channels of a head.
+    pub head_dim: usize,
+    /// Factor on the scores, usually `1 / sqrt(head_dim)`.
+    pub scale: f32,
+}
+
+/// A device that runs the forward pass. `rows` arguments count valid rows from the start of a buffer.
+pub trait Backend: Send + Sync + 'static {
+    /// A weight matrix resident on the device, repacked for its kernels.
+    type Matrix: Send + Sync;
+    /// A vector of f32 on the device (norm weights, biases).
+    type Vector: Send + Sync;
+    /// Row-major f32 activations on the device.
+    type Tensor: Send;
+    /// A pool of KV pages on the device.
+    type Pool: Send;
+    /// Rotary sines and cosines on the device.
+    type Rope: Send + Sync;
+
+    /// `cpu` or `cuda`.
+    fn name(&self) -> &'static str;
+    /// Identity of the numbers this backend gives; a contract field. Backends of one class give the same bits.
+    fn numerics_class(&self) -> &'static str;
+    /// One line for people: device, instruction set, threads.
+    fn describe(&self) -> String;
+
+    /// Repacks `bytes` (the tensor as in the file) for the device.
+    ///
+    /// # Errors
+    /// Unsupported format or shape, wrong byte count, NaN or infinity in the weights; all name the tensor.
+    fn load_matrix(&self, spec: &MatrixSpec, bytes: &[u8]) -> Result<Self::Matrix, KernelError>;
+    /// Copies a vector to the device. Refuses NaN and infinity.
+    fn load_vector(&self, name: &str, values: &[f32]) -> Result<Self::Vector, KernelError>;
+    /// Allocates `rows x cols` zeroed activations.
+    fn tensor(&self, rows: usize, cols: usize) -> Result<Self::Tensor, KernelError>;
+    /// Allocates a pool of pages.
+    fn pool(&self, spec: PoolSpec) -> Result<Self::Pool, KernelError>;
+    /// Precomputes rotary factors for positions `0..positions`: angle of pair `i` at `p` is `p * base^(-2i / dims)`.
+    fn rope_table(&self, base: f32, dims: usize, positions: usize) -> Result<Self::Rope, KernelError>;
+    /// Bytes the matrix occupies on the device.
+    fn matrix_bytes(&self, matrix: &Self::Matrix) -> usize;
+
+    /// `out[r] = table[ids[r]]`, dequantised.
+    fn embed(&self, table: &Self::Matrix, ids: &[u32], out: &mut Self::Tensor) -> Result<(), KernelError>;
+    /// `out[r] = weights * x[r] + bias`.
+    fn linear(
+        &self,
+        weights: &Self::Matrix,
+        bias: Option<&Self::Vector>,
+        x: &Self::Tensor,
+        out: &mut Self::Tensor,
+        rows: usize,
+    ) -> Result<(), KernelError>;
+    /// `out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight`.
+    fn rms_norm(
+        &self,
+        x: &Self::Tensor,
+        weight: &Self::Vector,
+        eps: f32,
+        out: &mut Self::Tensor,
+        rows: usize,
+    ) -> Result<(), KernelError>;
+    /// `x[r] += y[r]`.
+    fn add(&self, x: &mut Self::Tensor, y: &Self::Tensor, rows: usize) -> Result<(), KernelError>;
+    /// `gate[r] = silu(gate[r]) * up[r]`.
+    fn swiglu(&self, gate: &mut Self::Tensor, up: &Self::Tensor, rows: usize) -> Result<(), KernelError>;
+    /// Rotates each head of `x[r]` (`heads * head_dim` channels) to `positions[r]`.
+    fn rope(
+        &self,
+        x: &mut Self::Tensor,
+        heads: usize,
+        head_dim: usize,
+        rope: &Self::Rope,
+        pairing: RopePairing,
+        positions: &[u32],
+    ) -> Result<(), KernelError>;
+    /// Rounds K and V rows (`kv_heads * head_dim` channels) to f16 and writes them to their pages.
+    fn append(
+        &self,
+        pool: &mut Self::Pool,
+        shape: AttentionShape,
+        groups: &[RowGroup<'_>],
+        k: &Self::Tensor,
+        v: &Self::Tensor,
+    ) -> Result<(), KernelError>;
+    /// Causal attention of each row over its sequence's pages (rows must have been appended first).
+    /// When `lse` is given it receives the natural log-sum-exp of the scaled scores per `[row][head]`.
+    fn attention(
+        &self,
+        pool: &Self::Pool,
+        shape: AttentionShape,
+        groups: &[RowGroup<'_>],
+        q: &Self::Tensor,
+        out: &mut Self::Tensor,
+        lse: Option<&mut [f32]>,
+    ) -> Result<(), KernelError>;
+    /// Copies row `rows[i]` of `x` to row `i` of `out`.
+    fn gather_rows(
+        &self,
+        x: &Self::Tensor,
+        rows: &[usize],
+        out: &mut Self::Tensor,
+    ) -> Result<(), KernelError>;
+    /// Copies the first `rows` rows to the host, row-major.
+    fn read(&self, x: &Self::Tensor, rows: usize, out: &mut [f32]) -> Result<(), KernelError>;
+    /// Copies row-major values from the host.
+    fn write(&self, x: &mut Self::Tensor, values: &[f32]) -> Result<(), KernelError>;
+
+    /// Copies page `source` over page `target` (copy-on-write).
+    fn copy_page(&self, pool: &mut Self::Pool, source: PageId, target: PageId) -> Result<(), KernelError>;
+    /// Pages to cell: for each KV head, K of `tokens` tokens (`[tokens][head_dim]` f16 little-endian), then V.
+    /// `tables[h]` are the pages of head `h` that hold the chunk, in token order.
+    fn gather_cell(
+        &self,
+        pool: &Self::Pool,
+        tables: &[&[PageId]],
+        tokens: usize,
+        cell: &mut [u8],
+    ) -> Result<(), KernelError>;
+    /// Cell to pages, the inverse of `gather_cell`.
+    fn scatter_cell(
+        &self,
+        pool: &mut Self::Pool,
+        tables: &[&[PageId]],
+        tokens: usize,
+        cell: &[u8],
+    ) -> Result<(), KernelError>;
+}
+
+/// Bytes of a cell of `tokens` tokens: K and V of every KV head, f16.
+pub fn cell_bytes(kv_heads: usize, head_dim: usize, tokens: usize) -> usize {
+    kv_heads * 2 * tokens * head_dim * 2
+}

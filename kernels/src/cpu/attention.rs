@@ -1,0 +1,266 @@
+//! `attention`: causal attention of rows over the pages of their sequence.
+//!
+//! Two passes per (row, head). Scores: a lane owns a key and walks the channels in order. Values: a
+//! lane owns a channel and walks the tokens in order. The softmax denominator is kept in 16 partial
+//! sums by token index modulo 16, which is the slot in the page, and merged in slot order. A few (row, head)
+//! pairs of one KV head are walked together so that K and V are converted once for all of them; the
+//! sums of a pair do not notice.
+
+use std::cell::RefCell;
+
+use super::exp::exp;
+use super::lanes::{Kernel, LANES, Lanes};
+use super::pages::CpuPool;
+use super::workers::{Disjoint, Workers};
+use super::{Isa, lanes::dispatch};
+use crate::backend::{AttentionShape, PAGE_TOKENS, PageId, RowGroup};
+
+/// (row, head) pairs walked together at most.
+const PAIRS: usize = 6;
+/// (row, head) pairs of an item, roughly.
+const ITEM_PAIRS: usize = 24;
+/// Vectors of channels whose sums are kept in registers.
+const WIDE: usize = 2;
+
+const _: () = assert!(PAGE_TOKENS == 2 * LANES, "a page is two vectors of keys");
+
+thread_local! {
+    /// Scores of one tile of pairs; grows to the longest context seen.
+    static SCORES: RefCell<Vec<[f32; PAGE_TOKENS]>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Checked arguments. Rows of `q` and `out` have `heads * head_dim` channels.
+pub(super) struct Attention<'a> {
+    pub(super) pool: &'a CpuPool,
+    pub(super) shape: AttentionShape,
+    pub(super) groups: &'a [RowGroup<'a>],
+    pub(super) q: &'a [f32],
+}
+
+/// Rows `first..first + rows` of a group, for one KV head.
+#[derive(Clone, Copy)]
+struct Item {
+    group: usize,
+    kv_head: usize,
+    first: usize,
+    rows: usize,
+}
+
+/// Computes attention for all rows of all groups.
+pub(super) fn attention(
+    isa: Isa,
+    workers: &Workers,
+    job: &Attention<'_>,
+    out: &mut [f32],
+    lse: Option<&mut [f32]>,
+) {
+    let per_kv = job.shape.heads / job.shape.kv_heads;
+    let step = (ITEM_PAIRS / per_kv).max(1);
+    let mut items = Vec::new();
+    for (group, rows) in job.groups.iter().enumerate() {
+        // The last rows see the most tokens: they go first so that the workers end together.
+        for first in (0..rows.rows).step_by(step).rev() {
+            for kv_head in 0..job.shape.kv_heads {
+                items.push(Item { group, kv_head, first, rows: step.min(rows.rows - first) });
+            }
+        }
+    }
+    let out = Disjoint::new(out);
+    let lse = lse.map(Disjoint::new);
+    workers.run(items.len(), &|item| {
+        SCORES.with_borrow_mut(|scores| {
+            dispatch(isa, Run { job, item: items[item], scores, out: &out, lse: lse.as_ref() });
+        });
+    });
+}
+
+struct Run<'a> {
+    job: &'a Attention<'a>,
+    item: Item,
+    scores: &'a mut Vec<[f32; PAGE_TOKENS]>,
+    out: &'a Disjoint<'a, f32>,
+    lse: Option<&'a Disjoint<'a, f32>>,
+}
+
+/// One (row, head): where it lies and how many tokens it sees.
+#[derive(Clone, Copy)]
+struct Pair<'a> {
+    q: &'a [f32],
+    row: usize,
+    head: usize,
+    tokens: usize,
+}
+
+impl Pair<'_> {
+    /// Tokens it sees of page `page`.
+    #[inline(always)]
+    fn seen(&self, page: usize) -> usize {
+        self.tokens.saturating_sub(page * PAGE_TOKENS).min(PAGE_TOKENS)
+    }
+}
+
+impl Kernel for Run<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(mut self, l: L) {
+        let per_kv = self.job.shape.heads / self.job.shape.kv_heads;
+        let total = self.item.rows * per_kv;
+        let tiles = total.div_ceil(PAIRS);
+        for tile in 0..tiles {
+            let (first, end) = (tile * total / tiles, (tile + 1) * total / tiles);
+            match end - first {
+                1 => self.pairs::<L, 1>(l, first),
+                2 => self.pairs::<L, 2>(l, first),
+                3 => self.pairs::<L, 3>(l, first),
+                4 => self.pairs::<L, 4>(l, first),
+                5 => self.pairs::<L, 5>(l, first),
+                _ => self.pairs::<L, PAIRS>(l, first),
+            }
+        }
+    }
+}
+
+impl Run<'_> {
+    #[inline(always)]
+    fn pairs<L: Lanes, const N: usize>(&mut self, l: L, first: usize) {
+        let (job, item) = (self.job, self.item);
+        let AttentionShape { heads, kv_heads, head_dim, .. } = job.shape;
+        let group = &job.groups[item.group];
+        let pairs: [Pair<'_>; N] = std::array::from_fn(|n| {
+            let (row, head) = ((first + n) / (heads / kv_heads), (first + n) % (heads / kv_heads));
+            let head = item.kv_head * (heads / kv_heads) + head;
+            let at = ((group.first_row + item.first + row) * heads + head) * head_dim;
+            let tokens = group.start + item.first + row + 1;
+            Pair { q: &job.q[at..at + head_dim], row: group.first_row + item.first + row, head, tokens }
+        });
+        let pages = pairs[N - 1].tokens.div_ceil(PAGE_TOKENS);
+        let table = &group.tables[item.kv_head][..pages];
+        if self.scores.len() < pages * N {
+            self.scores.resize(pages * N, [0.0; PAGE_TOKENS]);
+        }
+        let scores = &mut self.scores[..pages * N];
+        let maxima = score_pass(l, job, table, &pairs, scores);
+        let sums = weight_pass(l, &pairs, maxima, scores);
+        for channel in (0..head_dim / LANES).step_by(WIDE) {
+            if channel + WIDE <= head_dim / LANES {
+                value_pass::<L, N, WIDE>(l, job, table, &pairs, scores, sums, channel, self.out);
+            } else {
+                value_pass::<L, N, 1>(l, job, table, &pairs, scores, sums, channel, self.out);
+            }
+        }
+        if let Some(lse) = self.lse {
+            for ((pair, max), sum) in pairs.iter().zip(maxima).zip(sums) {
+                let value = f64::from(max) + libm::log(f64::from(sum));
+                // SAFETY: a (row, head) belongs to one item.
+                unsafe { lse.slice(pair.row * heads + pair.head, 1) }.fill(value as f32);
+            }
+        }
+    }
+}
+
+/// Scaled scores of all keys, `[page][pair][slot]`, minus infinity where a pair may not look; and their maxima.
+#[inline(always)]
+fn score_pass<L: Lanes, const N: usize>(
+    l: L,
+    job: &Attention<'_>,
+    table: &[PageId],
+    pairs: &[Pair<'_>; N],
+    scores: &mut [[f32; PAGE_TOKENS]],
+) -> [f32; N] {
+    let scale = l.splat(job.shape.scale);
+    let mut maxima = [l.splat(f32::NEG_INFINITY); N];
+    for (page, (&id, scores)) in table.iter().zip(scores.chunks_exact_mut(N)).enumerate() {
+        let keys = job.pool.page(id).0.as_chunks::<LANES>().0.as_chunks::<2>().0;
+        let mut sums = [[l.splat(0.0); 2]; N];
+        for (channel, [low, high]) in keys.iter().enumerate() {
+            let (low, high) = (l.load_f16(low), l.load_f16(high));
+            for n in 0..N {
+                let q = l.splat(pairs[n].q[channel]);
+                sums[n] = [l.fma(q, low, sums[n][0]), l.fma(q, high, sums[n][1])];
+            }
+        }
+        for n in 0..N {
+            let seen = pairs[n].seen(page);
+            for (half, out) in scores[n].as_chunks_mut().0.iter_mut().enumerate() {
+                let score = l.mul(sums[n][half], scale);
+                let score = l.keep_first(score, seen.saturating_sub(half * LANES), f32::NEG_INFINITY);
+                maxima[n] = l.max(score, maxima[n]);
+                l.store(score, out);
+            }
+        }
+    }
+    maxima.map(|max| {
+        let mut lanes = [0.0; LANES];
+        l.store(max, &mut lanes);
+        lanes.into_iter().fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a })
+    })
+}
+
+/// Turns scores into weights `exp(score - max)` (zero where a pair may not look); returns their sums.
+#[inline(always)]
+fn weight_pass<L: Lanes, const N: usize>(
+    l: L,
+    pairs: &[Pair<'_>; N],
+    maxima: [f32; N],
+    scores: &mut [[f32; PAGE_TOKENS]],
+) -> [f32; N] {
+    let mut sums = [[l.splat(0.0); 2]; N];
+    for (page, scores) in scores.chunks_exact_mut(N).enumerate() {
+        for n in 0..N {
+            let (seen, max) = (pairs[n].seen(page), l.splat(maxima[n]));
+            for (half, score) in scores[n].as_chunks_mut().0.iter_mut().enumerate() {
+                let weight = exp(l, l.sub(l.load(score), max));
+                let weight = l.keep_first(weight, seen.saturating_sub(half * LANES), 0.0);
+                sums[n][half] = l.add(sums[n][half], weight);
+                l.store(weight, score);
+            }
+        }
+    }
+    sums.map(|sums| {
+        let mut lanes = [[0.0; LANES]; 2];
+        l.store(sums[0], &mut lanes[0]);
+        l.store(sums[1], &mut lanes[1]);
+        lanes.iter().flatten().sum()
+    })
+}
+
+/// Weighted values of `W` vectors of channels from vector `channel` on, divided by the sums.
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "one pass of three over the same tile")]
+fn value_pass<L: Lanes, const N: usize, const W: usize>(
+    l: L,
+    job: &Attention<'_>,
+    table: &[PageId],
+    pairs: &[Pair<'_>; N],
+    weights: &[[f32; PAGE_TOKENS]],
+    sums: [f32; N],
+    channel: usize,
+    out: &Disjoint<'_, f32>,
+) {
+    let (dim, heads) = (job.shape.head_dim, job.shape.heads);
+    let mut totals = [[l.splat(0.0); W]; N];
+    for (page, (&id, weights)) in table.iter().zip(weights.chunks_exact(N)).enumerate() {
+        let values = job.pool.page(id).1;
+        let all_see = pairs.iter().all(|pair| pair.seen(page) == PAGE_TOKENS);
+        for (slot, row) in values.chunks_exact(dim).enumerate() {
+            let row = &row.as_chunks::<LANES>().0[channel..channel + W];
+            let value: [L::F; W] = std::array::from_fn(|w| l.load_f16(&row[w]));
+            for n in 0..N {
+                // A slot that a pair may not look at can hold anything, NaN included: it is skipped.
+                if all_see || slot < pairs[n].seen(page) {
+                    let weight = l.splat(weights[n][slot]);
+                    totals[n] = std::array::from_fn(|w| l.fma(weight, value[w], totals[n][w]));
+                }
+            }
+        }
+    }
+    for n in 0..N {
+        let at = (pairs[n].row * heads + pairs[n].head) * dim + channel * LANES;
+        // SAFETY: a (row, head) belongs to one item, and its channels to one pass.
+        let out = unsafe { out.slice(at, W * LANES) };
+        for (out, total) in out.as_chunks_mut().0.iter_mut().zip(totals[n]) {
+            l.store(l.div(total, l.splat(sums[n])), out);
+        }
+    }
+}

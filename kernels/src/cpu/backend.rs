@@ -1,0 +1,362 @@
+//! [`CpuBackend`]: the kernels behind the [`Backend`] trait. Checks every argument, then cuts the work.
+
+use std::sync::{Mutex, PoisonError};
+
+use super::add::Add;
+use super::attention::{Attention, attention};
+use super::buffer::Buffer;
+use super::lanes::dispatch;
+use super::linear::{Product, linear};
+use super::norm::RmsNorm;
+use super::quantise::Activations;
+use super::rope::Rotate;
+use super::swiglu::SwiGlu;
+use super::workers::{Disjoint, MAX_THREADS, Workers};
+use super::{CpuMatrix, CpuOptions, CpuPool, CpuRope, CpuVector, Isa, best_isa, check, embed};
+use crate::backend::{
+    AttentionShape, Backend, MatrixSpec, PageId, PoolSpec, RopePairing, RowGroup, cell_bytes,
+};
+use crate::error::KernelError;
+
+/// Values that one item of an element-wise kernel covers, about.
+const ITEM_VALUES: usize = 16 << 10;
+
+/// Row-major f32 activations on the host.
+pub struct CpuTensor {
+    rows: usize,
+    cols: usize,
+    data: Buffer<f32>,
+}
+
+impl CpuTensor {
+    /// The first `rows` rows.
+    fn head(&self, kernel: &'static str, rows: usize) -> Result<&[f32], KernelError> {
+        check::rows(kernel, rows, self.rows)?;
+        Ok(&self.data[..rows * self.cols])
+    }
+
+    fn head_mut(&mut self, kernel: &'static str, rows: usize) -> Result<&mut [f32], KernelError> {
+        check::rows(kernel, rows, self.rows)?;
+        Ok(&mut self.data[..rows * self.cols])
+    }
+}
+
+/// The backend that runs on the host's processor. Calls from several threads take turns.
+pub struct CpuBackend {
+    isa: Isa,
+    workers: Workers,
+    activations: Mutex<Activations>,
+}
+
+impl CpuBackend {
+    /// Starts the worker threads.
+    ///
+    /// # Errors
+    /// An instruction set this processor lacks, or threads that cannot be started.
+    pub fn new(options: CpuOptions) -> Result<Self, KernelError> {
+        let isa = options.isa.unwrap_or_else(best_isa);
+        if !isa.is_available() {
+            return Err(KernelError::MissingIsa { isa: isa.name() });
+        }
+        let threads = match options.threads {
+            0 => std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS)),
+            threads => threads,
+        };
+        Ok(Self { isa, workers: Workers::new(threads)?, activations: Mutex::default() })
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Threads that share the work.
+    pub fn threads(&self) -> usize {
+        self.workers.threads()
+    }
+
+    /// Runs `part(first row, rows)` over pieces of `rows` rows of `width` values.
+    fn by_rows(&self, rows: usize, width: usize, part: impl Fn(usize, usize) + Sync) {
+        let step = (ITEM_VALUES / width.max(1)).max(1);
+        self.workers.run(rows.div_ceil(step), &|item| part(item * step, step.min(rows - item * step)));
+    }
+
+    fn check_tables(
+        kernel: &'static str,
+        pool: &CpuPool,
+        shape: AttentionShape,
+        groups: &[RowGroup<'_>],
+    ) -> Result<(), KernelError> {
+        check::shape(kernel, shape)?;
+        check::equal(kernel, "head_dim", pool.spec.head_dim, shape.head_dim)?;
+        for group in groups {
+            check::equal(kernel, "tables of a group", shape.kv_heads, group.tables.len())?;
+            let tokens = check::tokens(kernel, group)?;
+            group.tables.iter().try_for_each(|table| pool.check_table(kernel, table, tokens))?;
+        }
+        Ok(())
+    }
+
+    fn check_cell(
+        kernel: &'static str,
+        pool: &CpuPool,
+        tables: &[&[PageId]],
+        tokens: usize,
+        cell: usize,
+    ) -> Result<(), KernelError> {
+        tables.iter().try_for_each(|table| pool.check_table(kernel, table, tokens))?;
+        if tables.is_empty() || tokens == 0 {
+            return Err(KernelError::Size {
+                what: format!("{kernel}: cell"),
+                rows: tables.len(),
+                cols: tokens,
+            });
+        }
+        check::equal(kernel, "cell bytes", cell_bytes(tables.len(), pool.spec.head_dim, tokens), cell)
+    }
+}
+
+impl Backend for CpuBackend {
+    type Matrix = CpuMatrix;
+    type Vector = CpuVector;
+    type Tensor = CpuTensor;
+    type Pool = CpuPool;
+    type Rope = CpuRope;
+
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn numerics_class(&self) -> &'static str {
+        "cpu-1"
+    }
+
+    fn describe(&self) -> String {
+        format!("CPU, {}, {} threads", self.isa.name(), self.threads())
+    }
+
+    fn load_matrix(&self, spec: &MatrixSpec, bytes: &[u8]) -> Result<CpuMatrix, KernelError> {
+        CpuMatrix::load(&self.workers, spec, bytes)
+    }
+
+    fn load_vector(&self, name: &str, values: &[f32]) -> Result<CpuVector, KernelError> {
+        CpuVector::load(name, values)
+    }
+
+    fn tensor(&self, rows: usize, cols: usize) -> Result<CpuTensor, KernelError> {
+        let refused = || KernelError::Size { what: "activations".to_string(), rows, cols };
+        let len = rows.checked_mul(cols).filter(|len| *len > 0).ok_or_else(refused)?;
+        Ok(CpuTensor { rows, cols, data: Buffer::zeroed("activations", len)? })
+    }
+
+    fn pool(&self, spec: PoolSpec) -> Result<CpuPool, KernelError> {
+        CpuPool::new(spec)
+    }
+
+    fn rope_table(&self, base: f32, dims: usize, positions: usize) -> Result<CpuRope, KernelError> {
+        CpuRope::new(&self.workers, base, dims, positions)
+    }
+
+    fn matrix_bytes(&self, matrix: &CpuMatrix) -> usize {
+        matrix.bytes()
+    }
+
+    fn embed(&self, table: &CpuMatrix, ids: &[u32], out: &mut CpuTensor) -> Result<(), KernelError> {
+        check::equal("embed", "columns of out", table.cols, out.cols)?;
+        ids.iter().try_for_each(|&id| check::below("embed", "id", id as usize, table.rows))?;
+        let cols = table.cols;
+        let out = Disjoint::new(out.head_mut("embed", ids.len())?);
+        self.by_rows(ids.len(), cols, |first, rows| {
+            for (row, &id) in (first..).zip(&ids[first..first + rows]) {
+                // SAFETY: a row belongs to one item.
+                embed::embed(table, id as usize, unsafe { out.slice(row * cols, cols) });
+            }
+        });
+        Ok(())
+    }
+
+    fn linear(
+        &self,
+        weights: &CpuMatrix,
+        bias: Option<&CpuVector>,
+        x: &CpuTensor,
+        out: &mut CpuTensor,
+        rows: usize,
+    ) -> Result<(), KernelError> {
+        check::equal("linear", "columns of x", weights.cols, x.cols)?;
+        check::equal("linear", "columns of out", weights.rows, out.cols)?;
+        if let Some(bias) = bias {
+            check::equal("linear", "length of bias", weights.rows, bias.values.len())?;
+        }
+        let x = x.head("linear", rows)?;
+        let out = out.head_mut("linear", rows)?;
+        let job = Product { matrix: weights, bias: bias.map(|bias| bias.values.as_slice()), x, rows };
+        let mut scratch = self.activations.lock().unwrap_or_else(PoisonError::into_inner);
+        linear(self.isa, &self.workers, &mut scratch, &job, out);
+        Ok(())
+    }
+
+    fn rms_norm(
+        &self,
+        x: &CpuTensor,
+        weight: &CpuVector,
+        eps: f32,
+        out: &mut CpuTensor,
+        rows: usize,
+    ) -> Result<(), KernelError> {
+        let cols = x.cols;
+        check::equal("rms_norm", "length of weight", cols, weight.values.len())?;
+        check::equal("rms_norm", "columns of out", cols, out.cols)?;
+        let x = x.head("rms_norm", rows)?;
+        let out = Disjoint::new(out.head_mut("rms_norm", rows)?);
+        self.by_rows(rows, cols, |first, rows| {
+            // SAFETY: rows belong to one item.
+            let out = unsafe { out.slice(first * cols, rows * cols) };
+            dispatch(
+                self.isa,
+                RmsNorm { x: &x[first * cols..][..rows * cols], weight: &weight.values, eps, out },
+            );
+        });
+        Ok(())
+    }
+
+    fn add(&self, x: &mut CpuTensor, y: &CpuTensor, rows: usize) -> Result<(), KernelError> {
+        check::equal("add", "columns of y", x.cols, y.cols)?;
+        let cols = x.cols;
+        let y = y.head("add", rows)?;
+        let x = Disjoint::new(x.head_mut("add", rows)?);
+        self.by_rows(rows, cols, |first, rows| {
+            // SAFETY: rows belong to one item.
+            let x = unsafe { x.slice(first * cols, rows * cols) };
+            dispatch(self.isa, Add { x, y: &y[first * cols..][..rows * cols] });
+        });
+        Ok(())
+    }
+
+    fn swiglu(&self, gate: &mut CpuTensor, up: &CpuTensor, rows: usize) -> Result<(), KernelError> {
+        check::equal("swiglu", "columns of up", gate.cols, up.cols)?;
+        let cols = gate.cols;
+        let up = up.head("swiglu", rows)?;
+        let gate = Disjoint::new(gate.head_mut("swiglu", rows)?);
+        self.by_rows(rows, cols, |first, rows| {
+            // SAFETY: rows belong to one item.
+            let gate = unsafe { gate.slice(first * cols, rows * cols) };
+            dispatch(self.isa, SwiGlu { gate, up: &up[first * cols..][..rows * cols] });
+        });
+        Ok(())
+    }
+
+    fn rope(
+        &self,
+        x: &mut CpuTensor,
+        heads: usize,
+        head_dim: usize,
+        rope: &CpuRope,
+        pairing: RopePairing,
+        positions: &[u32],
+    ) -> Result<(), KernelError> {
+        check::equal("rope", "columns of x", heads.saturating_mul(head_dim), x.cols)?;
+        check::equal("rope", "head_dim", rope.dims, head_dim)?;
+        positions.iter().try_for_each(|&p| check::below("rope", "position", p as usize, rope.positions))?;
+        let cols = x.cols;
+        let x = Disjoint::new(x.head_mut("rope", positions.len())?);
+        self.by_rows(positions.len(), cols, |first, rows| {
+            // SAFETY: rows belong to one item.
+            let x = unsafe { x.slice(first * cols, rows * cols) };
+            dispatch(self.isa, Rotate { x, rope, pairing, positions: &positions[first..first + rows] });
+        });
+        Ok(())
+    }
+
+    fn append(
+        &self,
+        pool: &mut CpuPool,
+        shape: AttentionShape,
+        groups: &[RowGroup<'_>],
+        k: &CpuTensor,
+        v: &CpuTensor,
+    ) -> Result<(), KernelError> {
+        Self::check_tables("append", pool, shape, groups)?;
+        let width = shape.kv_heads.saturating_mul(shape.head_dim);
+        check::equal("append", "columns of k", width, k.cols)?;
+        check::equal("append", "columns of v", width, v.cols)?;
+        check::disjoint("append", groups, k.rows.min(v.rows))?;
+        groups.iter().for_each(|group| pool.append(shape, group, &k.data, &v.data));
+        Ok(())
+    }
+
+    fn attention(
+        &self,
+        pool: &CpuPool,
+        shape: AttentionShape,
+        groups: &[RowGroup<'_>],
+        q: &CpuTensor,
+        out: &mut CpuTensor,
+        lse: Option<&mut [f32]>,
+    ) -> Result<(), KernelError> {
+        Self::check_tables("attention", pool, shape, groups)?;
+        check::equal("attention", "columns of q", shape.heads * shape.head_dim, q.cols)?;
+        check::equal("attention", "columns of out", shape.heads * shape.head_dim, out.cols)?;
+        check::disjoint("attention", groups, q.rows.min(out.rows))?;
+        if let Some(lse) = &lse {
+            check::disjoint("attention: lse", groups, lse.len() / shape.heads)?;
+        }
+        let job = Attention { pool, shape, groups, q: &q.data };
+        attention(self.isa, &self.workers, &job, &mut out.data, lse);
+        Ok(())
+    }
+
+    fn gather_rows(&self, x: &CpuTensor, rows: &[usize], out: &mut CpuTensor) -> Result<(), KernelError> {
+        check::equal("gather_rows", "columns of out", x.cols, out.cols)?;
+        rows.iter().try_for_each(|&row| check::below("gather_rows", "row", row, x.rows))?;
+        let out = out.head_mut("gather_rows", rows.len())?;
+        for (out, &row) in out.chunks_exact_mut(x.cols).zip(rows) {
+            out.copy_from_slice(&x.data[row * x.cols..][..x.cols]);
+        }
+        Ok(())
+    }
+
+    fn read(&self, x: &CpuTensor, rows: usize, out: &mut [f32]) -> Result<(), KernelError> {
+        let values = x.head("read", rows)?;
+        check::equal("read", "length of out", values.len(), out.len())?;
+        out.copy_from_slice(values);
+        Ok(())
+    }
+
+    fn write(&self, x: &mut CpuTensor, values: &[f32]) -> Result<(), KernelError> {
+        check::equal("write", "length of values (remainder of a row)", 0, values.len() % x.cols)?;
+        x.head_mut("write", values.len() / x.cols)?.copy_from_slice(values);
+        Ok(())
+    }
+
+    fn copy_page(&self, pool: &mut CpuPool, source: PageId, target: PageId) -> Result<(), KernelError> {
+        pool.check_page("copy_page", source)?;
+        pool.check_page("copy_page", target)?;
+        pool.copy_page(source, target);
+        Ok(())
+    }
+
+    fn gather_cell(
+        &self,
+        pool: &CpuPool,
+        tables: &[&[PageId]],
+        tokens: usize,
+        cell: &mut [u8],
+    ) -> Result<(), KernelError> {
+        Self::check_cell("gather_cell", pool, tables, tokens, cell.len())?;
+        pool.gather(tables, tokens, cell);
+        Ok(())
+    }
+
+    fn scatter_cell(
+        &self,
+        pool: &mut CpuPool,
+        tables: &[&[PageId]],
+        tokens: usize,
+        cell: &[u8],
+    ) -> Result<(), KernelError> {
+        Self::check_cell("scatter_cell", pool, tables, tokens, cell.len())?;
+        pool.scatter(tables, tokens, cell);
+        Ok(())
+    }
+}

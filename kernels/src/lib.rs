@@ -1,0 +1,15 @@
+//! Numbers: weight formats, CPU kernels and the [`backend::Backend`] seam.
+//!
+//! This crate knows tensors, pages and devices. It knows no session, no model file and no policy;
+//! block tables and weights reach it as plain slices.
+//!
+//! Layout: [`formats`] names the storage types of weights, [`cpu`] is the backend that runs on the
+//! host's processor, and [`reference`] keeps the slow, obvious twin of every kernel under the same
+//! name, as the oracle of its tests.
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
+pub mod backend;
+pub mod cpu;
+pub mod error;
+pub mod formats;
+pub mod reference;
