@@ -25,8 +25,8 @@ pub(super) struct ModelObject {
     meta: Value,
 }
 
-fn loaded(app: &App) -> Result<ModelObject, Problem> {
-    let info = app.runtime.info();
+async fn loaded(app: &App) -> Result<ModelObject, Problem> {
+    let info = app.runtime.info().await?;
     let id = info.model.alias.clone();
     let mut meta = serde_json::to_value(&info.model).map_err(crate::error::Error::from)?;
     if let Value::Object(members) = &mut meta {
@@ -40,31 +40,37 @@ fn loaded(app: &App) -> Result<ModelObject, Problem> {
 
 /// Refuses any model but the loaded one.
 pub(super) fn check_model(app: &App, model: &str) -> Result<(), Problem> {
-    let loaded = app.runtime.info().model.alias;
+    let loaded = app.model();
     if model == loaded {
         return Ok(());
     }
     let detail = format!(
-        "model '{model}' is not loaded; this server runs '{loaded}': start it with --model {model} for the other"
+        "model '{model}' is not loaded; this server runs '{loaded}': use it, or start another with --model"
     );
     Err(Problem::new(StatusCode::NOT_FOUND, "model_not_found", detail).about("model"))
 }
 
 /// Lists the loaded model.
-#[utoipa::path(get, path = "/v1/models", tag = "catalog", responses((status = 200, body = Page<ModelObject>)))]
+#[utoipa::path(
+    get, path = "/v1/models", operation_id = "listModels", tag = "catalog",
+    responses((status = 200, body = Page<ModelObject>))
+)]
 pub(super) async fn models(State(app): State<App>) -> Result<Json<Page<ModelObject>>, Problem> {
-    Ok(Json(Page::whole(vec![loaded(&app)?], |model: &ModelObject| model.id.clone())))
+    Ok(Json(Page::whole(vec![loaded(&app).await?], |model: &ModelObject| model.id.clone())))
 }
 
 /// Reads a model.
-#[utoipa::path(get, path = "/v1/models/{id}", tag = "catalog", params(("id" = String, Path)),
-    responses((status = 200, body = ModelObject), (status = 404, body = ProblemBody)))]
+#[utoipa::path(
+    get, path = "/v1/models/{id}", operation_id = "readModel", tag = "catalog",
+    params(("id" = String, Path)),
+    responses((status = 200, body = ModelObject), (status = 404, body = ProblemBody))
+)]
 pub(super) async fn model(
     State(app): State<App>,
     PathOf(id): PathOf<String>,
 ) -> Result<Json<ModelObject>, Problem> {
     check_model(&app, &id)?;
-    Ok(Json(loaded(&app)?))
+    Ok(Json(loaded(&app).await?))
 }
 
 fn objects<T: Serialize>(items: Vec<T>) -> Result<Page<Value>, Problem> {
@@ -74,13 +80,19 @@ fn objects<T: Serialize>(items: Vec<T>) -> Result<Page<Value>, Problem> {
 }
 
 /// Lists the tools, those that could not be loaded with their error.
-#[utoipa::path(get, path = "/v1/tools", tag = "catalog", responses((status = 200, body = Page<Object>)))]
+#[utoipa::path(
+    get, path = "/v1/tools", operation_id = "listTools", tag = "catalog",
+    responses((status = 200, body = Page<Object>))
+)]
 pub(super) async fn tools(State(app): State<App>) -> Result<Json<Page<Value>>, Problem> {
     Ok(Json(objects(app.runtime.tools())?))
 }
 
 /// Lists the agents, those that could not be loaded with their error.
-#[utoipa::path(get, path = "/v1/agents", tag = "catalog", responses((status = 200, body = Page<Object>)))]
+#[utoipa::path(
+    get, path = "/v1/agents", operation_id = "listAgents", tag = "catalog",
+    responses((status = 200, body = Page<Object>))
+)]
 pub(super) async fn agents(State(app): State<App>) -> Result<Json<Page<Value>>, Problem> {
     Ok(Json(objects(app.runtime.agents())?))
 }

@@ -28,6 +28,11 @@ pub(super) struct App {
 }
 
 impl App {
+    /// The loaded model's name.
+    pub(super) fn model(&self) -> &str {
+        &self.runtime.config().model
+    }
+
     /// Refuses new work while the server is stopping.
     pub(super) fn check_open(&self) -> Result<(), Problem> {
         if *self.draining.borrow() { Err(Problem::draining()) } else { Ok(()) }
@@ -98,7 +103,8 @@ pub(super) async fn envelope(State(app): State<App>, mut request: Request, next:
     };
     if let Some(problem) = response.extensions_mut().remove::<Problem>() {
         if problem.status.is_server_error() {
-            tracing::warn!(code = %problem.code, path = %context.path, request_id = %context.id, "{}", problem.detail);
+            let (code, path, request_id) = (&problem.code, &context.path, &context.id);
+            tracing::warn!(%code, %path, %request_id, "{}", problem.detail);
         }
         let allow = response.headers_mut().remove(header::ALLOW);
         response = problem.render(&context.path, &context.id);

@@ -25,10 +25,14 @@ pub(super) struct ListEvents {
 }
 
 /// The session's log: a page of it, or with `accept: text/event-stream` all of it and what follows.
-#[utoipa::path(get, path = "/v1/sessions/{id}/events", tag = "events",
+#[utoipa::path(
+    get, path = "/v1/sessions/{id}/events", operation_id = "listEvents", tag = "events",
     params(("id" = String, Path), ListEvents),
-    responses((status = 200, body = Page<Event>),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")))]
+    responses(
+        (status = 200, body = Page<Event>),
+        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn list(
     State(app): State<App>,
     PathOf(id): PathOf<String>,
@@ -54,9 +58,14 @@ pub(super) async fn list(
 }
 
 /// The session's segments, in token order.
-#[utoipa::path(get, path = "/v1/sessions/{id}/segments", tag = "events", params(("id" = String, Path)),
-    responses((status = 200, body = Page<SegmentView>),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")))]
+#[utoipa::path(
+    get, path = "/v1/sessions/{id}/segments", operation_id = "listSegments", tag = "events",
+    params(("id" = String, Path)),
+    responses(
+        (status = 200, body = Page<SegmentView>),
+        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn segments(
     State(app): State<App>,
     PathOf(id): PathOf<String>,

@@ -194,7 +194,8 @@ mod tests {
 
     #[test]
     fn unknown_fields_are_reported_as_ignored() {
-        let (sample, ignored) = parse::<Sample>(br#"{"count":2,"inner":[{"name":"a"}],"colour":"red"}"#).unwrap();
+        let (sample, ignored) =
+            parse::<Sample>(br#"{"count":2,"inner":[{"name":"a"}],"colour":"red"}"#).unwrap();
         assert_eq!((sample.count, sample.inner[0].name.as_str()), (2, "a"));
         assert_eq!(ignored, ["colour"]);
     }

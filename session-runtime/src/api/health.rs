@@ -14,13 +14,16 @@ use crate::kv::state::KvState;
 use crate::session::view::SessionStatus;
 
 /// The process answers.
-#[utoipa::path(get, path = "/livez", tag = "health", responses((status = 200)))]
+#[utoipa::path(get, path = "/livez", operation_id = "livez", tag = "health", responses((status = 200)))]
 pub(super) async fn live() -> Json<Value> {
     Json(json!({"status": "ok"}))
 }
 
 /// The server takes new turns.
-#[utoipa::path(get, path = "/readyz", tag = "health", responses((status = 200), (status = 503, body = ProblemBody)))]
+#[utoipa::path(
+    get, path = "/readyz", operation_id = "readyz", tag = "health",
+    responses((status = 200), (status = 503, body = ProblemBody))
+)]
 pub(super) async fn ready(State(app): State<App>) -> Result<Json<Value>, Problem> {
     app.check_open()?;
     if let Some(reason) = app.runtime.poisoned() {
@@ -31,17 +34,20 @@ pub(super) async fn ready(State(app): State<App>) -> Result<Json<Value>, Problem
 }
 
 /// Like `/readyz`, with what the runtime is doing.
-#[utoipa::path(get, path = "/health", tag = "health", responses((status = 200), (status = 503, body = ProblemBody)))]
+#[utoipa::path(
+    get, path = "/health", operation_id = "health", tag = "health",
+    responses((status = 200), (status = 503, body = ProblemBody))
+)]
 pub(super) async fn health(State(app): State<App>) -> Result<Json<Value>, Problem> {
     let _ = ready(State(app.clone())).await?;
-    let info = serde_json::to_value(app.runtime.info()).map_err(crate::error::Error::from)?;
+    let info = serde_json::to_value(app.runtime.info().await?).map_err(crate::error::Error::from)?;
     Ok(Json(json!({"status": "ok", "uptime_seconds": app.started.elapsed().as_secs(), "runtime": info})))
 }
 
 /// The version of the server.
-#[utoipa::path(get, path = "/version", tag = "health", responses((status = 200)))]
-pub(super) async fn version(State(app): State<App>) -> Json<Value> {
-    Json(json!({"name": "session-runtime", "version": app.runtime.info().version}))
+#[utoipa::path(get, path = "/version", operation_id = "version", tag = "health", responses((status = 200)))]
+pub(super) async fn version() -> Json<Value> {
+    Json(json!({"name": "session-runtime", "version": env!("CARGO_PKG_VERSION")}))
 }
 
 const STATUSES: [SessionStatus; 3] =
@@ -58,9 +64,12 @@ const STATES: [KvState; 8] = [
 ];
 
 /// Counters and gauges in Prometheus' text format.
-#[utoipa::path(get, path = "/metrics", tag = "health", responses((status = 200, content_type = "text/plain")))]
-pub(super) async fn metrics(State(app): State<App>) -> impl IntoResponse {
-    let info = app.runtime.info();
+#[utoipa::path(
+    get, path = "/metrics", operation_id = "metrics", tag = "health",
+    responses((status = 200, content_type = "text/plain"))
+)]
+pub(super) async fn metrics(State(app): State<App>) -> Result<impl IntoResponse, Problem> {
+    let info = app.runtime.info().await?;
     let sessions = app.runtime.sessions().await;
     let mut text = Exposition::default();
     text.family("sessions", "gauge", "Sessions by status.");
@@ -74,11 +83,11 @@ pub(super) async fn metrics(State(app): State<App>) -> impl IntoResponse {
         text.sample("sessions_kv", &[("kv_state", state.as_str())], count as u64);
     }
     text.family("kv_pages", "gauge", "Pages of the device pool by state.");
-    let (total, free) = (info.device.pages_total as u64, info.device.pages_free as u64);
+    let (total, free) = (info.device.pages_total, info.device.pages_free);
     text.sample("kv_pages", &[("state", "free")], free);
     text.sample("kv_pages", &[("state", "used")], total.saturating_sub(free));
     text.family("kv_bytes", "gauge", "Bytes of KV by tier.");
-    let page_bytes = info.device.page_bytes as u64;
+    let page_bytes = info.device.page_bytes;
     text.sample("kv_bytes", &[("tier", "device")], total.saturating_sub(free) * page_bytes);
     text.sample("kv_bytes", &[("tier", "disk")], info.disk.bytes);
     text.family("kv_quota_bytes", "gauge", "Most bytes of KV by tier.");
@@ -86,19 +95,20 @@ pub(super) async fn metrics(State(app): State<App>) -> impl IntoResponse {
     text.sample("kv_quota_bytes", &[("tier", "disk")], info.disk.quota);
     text.family("kv_cells", "gauge", "Cells on disk.");
     text.sample("kv_cells", &[], info.disk.cells);
-    text.family("tokens", "gauge", "Tokens of the existing sessions by kind.");
-    let sum =
-        |count: fn(&crate::session::view::Usage) -> u64| sessions.iter().map(|view| count(&view.usage)).sum();
-    text.sample("tokens", &[("kind", "input")], sum(|usage| usage.input_tokens));
-    text.sample("tokens", &[("kind", "cached")], sum(|usage| usage.cached_tokens));
-    text.sample("tokens", &[("kind", "output")], sum(|usage| usage.output_tokens));
+    text.family(
+        "tokens_total",
+        "counter",
+        "Tokens of prompts and answers since the start, by how their KV came about.",
+    );
+    text.sample("tokens_total", &[("kv", "computed")], info.device.tokens_computed);
+    text.sample("tokens_total", &[("kv", "reused")], info.device.tokens_reused);
     text.family("http_responses_total", "counter", "Responses by class of status.");
     for (class, count) in app.counters.read() {
         text.sample("http_responses_total", &[("class", class)], count);
     }
     text.family("uptime_seconds", "gauge", "Seconds since the server started.");
     text.sample("uptime_seconds", &[], app.started.elapsed().as_secs());
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text.0)
+    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text.0))
 }
 
 /// The word a status has in the API.

@@ -11,9 +11,13 @@ use super::problem::{Problem, ProblemBody};
 use crate::session::view::KvView;
 
 /// Where the session's KV is.
-#[utoipa::path(get, path = "/v1/sessions/{id}/kv", tag = "kv", params(("id" = String, Path)),
-    responses((status = 200, body = KvView),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")))]
+#[utoipa::path(
+    get, path = "/v1/sessions/{id}/kv", operation_id = "readKv", tag = "kv", params(("id" = String, Path)),
+    responses(
+        (status = 200, body = KvView),
+        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn read(
     State(app): State<App>,
     PathOf(id): PathOf<String>,
@@ -22,9 +26,14 @@ pub(super) async fn read(
 }
 
 /// Every change of the KV's state, oldest first.
-#[utoipa::path(get, path = "/v1/sessions/{id}/kv/transitions", tag = "kv", params(("id" = String, Path)),
-    responses((status = 200, body = Page<TransitionObject>),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")))]
+#[utoipa::path(
+    get, path = "/v1/sessions/{id}/kv/transitions", operation_id = "listKvTransitions", tag = "kv",
+    params(("id" = String, Path)),
+    responses(
+        (status = 200, body = Page<TransitionObject>),
+        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn transitions(
     State(app): State<App>,
     PathOf(id): PathOf<String>,
@@ -38,9 +47,14 @@ pub(super) async fn transitions(
 }
 
 /// Moves the KV from the device to disk.
-#[utoipa::path(post, path = "/v1/sessions/{id}/kv/evict", tag = "kv", params(("id" = String, Path)),
-    request_body = Evict, responses((status = 200, body = Evicted),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")))]
+#[utoipa::path(
+    post, path = "/v1/sessions/{id}/kv/evict", operation_id = "evictKv", tag = "kv",
+    params(("id" = String, Path)), request_body = Evict,
+    responses(
+        (status = 200, body = Evicted),
+        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn evict(
     State(app): State<App>,
     PathOf(id): PathOf<String>,
@@ -53,9 +67,14 @@ pub(super) async fn evict(
 }
 
 /// Brings the KV back to the device and reports what was loaded, recomputed and refused.
-#[utoipa::path(post, path = "/v1/sessions/{id}/kv/restore", tag = "kv", params(("id" = String, Path)),
-    request_body = Restore, responses((status = 200, body = Restored),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")))]
+#[utoipa::path(
+    post, path = "/v1/sessions/{id}/kv/restore", operation_id = "restoreKv", tag = "kv",
+    params(("id" = String, Path)), request_body = Restore,
+    responses(
+        (status = 200, body = Restored),
+        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn restore(
     State(app): State<App>,
     PathOf(id): PathOf<String>,

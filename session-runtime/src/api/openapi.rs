@@ -10,8 +10,9 @@ use super::{catalog, chat, events, health, kv, sessions, turns};
 #[openapi(
     info(
         title = "session-runtime",
-        description = "Sessions of agents whose KV cache is durable, observable state. Failures have one body everywhere: \
-            RFC 9457 members plus an OpenAI `error` object."
+        description = "Sessions of agents whose KV cache is durable, observable state. Failures have one \
+            body everywhere: RFC 9457 members plus an OpenAI `error` object.",
+        license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0")
     ),
     paths(
         sessions::create,
@@ -45,7 +46,9 @@ use super::{catalog, chat, events, health, kv, sessions, turns};
 struct Api;
 
 /// This description, OpenAPI 3.1.
-#[utoipa::path(get, path = "/openapi.json", tag = "health", responses((status = 200)))]
+#[utoipa::path(
+    get, path = "/openapi.json", operation_id = "openapi", tag = "health", responses((status = 200))
+)]
 pub(super) async fn document() -> Json<utoipa::openapi::OpenApi> {
     Json(Api::openapi())
 }
@@ -53,6 +56,19 @@ pub(super) async fn document() -> Json<utoipa::openapi::OpenApi> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn operations_have_names_of_their_own() {
+        let document = serde_json::to_value(Api::openapi()).unwrap();
+        let mut names = Vec::new();
+        for path in document["paths"].as_object().unwrap().values() {
+            names.extend(path.as_object().unwrap().values().map(|method| method["operationId"].to_string()));
+        }
+        let count = names.len();
+        names.sort();
+        names.dedup();
+        assert!(count > 20 && names.len() == count && !names.contains(&"null".to_owned()));
+    }
 
     /// The routes as the router has them; the integration tests call each.
     #[test]

@@ -92,7 +92,9 @@ impl Problem {
     /// A failure known by its code alone, such as the one a turn ended with.
     pub(super) fn from_code(code: &str, detail: &str) -> Self {
         let status = status_of(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        Self::new(status, code.to_owned(), detail)
+        let mut problem = Self::new(status, code.to_owned(), detail);
+        problem.param = param_of(code).map(str::to_owned);
+        problem
     }
 
     fn error_type(&self) -> &'static str {
@@ -162,6 +164,7 @@ impl From<Error> for Problem {
             ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         });
         let mut problem = Self::new(status, error.code, error.message);
+        problem.param = param_of(error.code).map(str::to_owned);
         problem.retryable = error.retryable || status == StatusCode::TOO_MANY_REQUESTS;
         problem
     }
@@ -175,15 +178,29 @@ fn is_openai_shaped(path: &str) -> bool {
 /// Codes whose status is not the one of their kind.
 fn status_of(code: &str) -> Option<StatusCode> {
     Some(match code {
-        "context_length_exceeded" | "invalid_request" | "invalid_schema" => StatusCode::BAD_REQUEST,
+        "context_length_exceeded" | "invalid_request" | "constraint_invalid" => StatusCode::BAD_REQUEST,
         "session_not_found" | "turn_not_found" | "agent_not_found" | "tool_not_found" | "model_not_found" => {
             StatusCode::NOT_FOUND
         }
-        "session_busy" | "session_exists" | "turn_cancelled" | "outcome_unknown" => StatusCode::CONFLICT,
-        "request_too_large" => StatusCode::PAYLOAD_TOO_LARGE,
+        "session_busy" | "session_exists" | "cancelled" | "outcome_unknown" => StatusCode::CONFLICT,
+        "request_too_large" | "message_too_large" => StatusCode::PAYLOAD_TOO_LARGE,
         "kv_capacity" | "queue_full" | "too_many_sessions" => StatusCode::TOO_MANY_REQUESTS,
-        "tool_failed" | "agent_trap" | "agent_memory_limit" => StatusCode::BAD_GATEWAY,
-        "agent_deadline" | "tool_timeout" => StatusCode::GATEWAY_TIMEOUT,
+        "agent_deadline" => StatusCode::GATEWAY_TIMEOUT,
+        "agent_busy" | "store_unavailable" | "stopped" => StatusCode::SERVICE_UNAVAILABLE,
+        code if code.starts_with("agent_") => StatusCode::BAD_GATEWAY,
+        _ => return None,
+    })
+}
+
+/// The field that codes of the domain are about.
+fn param_of(code: &str) -> Option<&'static str> {
+    Some(match code {
+        "agent_not_found" => "agent",
+        "tool_not_found" => "tools",
+        "params_invalid" => "params",
+        "constraint_invalid" => "response_format",
+        "session_exists" => "id",
+        code if code.starts_with("grant_") || code == "too_many_grants" => "grants",
         _ => return None,
     })
 }

@@ -12,7 +12,6 @@ use crate::error::{Error, ErrorKind};
 use crate::runtime::Runtime;
 
 /// A REST server bound to its address.
-#[derive(Debug)]
 pub struct Server {
     runtime: Runtime,
     listener: TcpListener,

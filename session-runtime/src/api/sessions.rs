@@ -14,7 +14,7 @@ use crate::session::view::SessionView;
 type Created = (StatusCode, [(HeaderName, String); 1], Json<SessionObject>);
 
 fn object(app: &App, view: SessionView) -> SessionObject {
-    SessionObject::new(view, app.runtime.info().model.alias)
+    SessionObject::new(view, app.model().to_owned())
 }
 
 fn created(app: &App, view: SessionView) -> Created {
@@ -23,9 +23,14 @@ fn created(app: &App, view: SessionView) -> Created {
 }
 
 /// Makes a session.
-#[utoipa::path(post, path = "/v1/sessions", tag = "sessions", request_body = CreateSession,
-    responses((status = 201, body = SessionObject), (status = 200, description = "existed", body = SessionObject),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")))]
+#[utoipa::path(
+    post, path = "/v1/sessions", operation_id = "createSession", tag = "sessions",
+    request_body = CreateSession,
+    responses(
+        (status = 201, body = SessionObject), (status = 200, description = "existed", body = SessionObject),
+        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn create(
     State(app): State<App>,
     Body(body): Body<CreateSession>,
@@ -48,9 +53,13 @@ pub(super) async fn create(
 }
 
 /// Lists sessions.
-#[utoipa::path(get, path = "/v1/sessions", tag = "sessions", params(ListSessions),
-    responses((status = 200, body = Page<SessionObject>),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")))]
+#[utoipa::path(
+    get, path = "/v1/sessions", operation_id = "listSessions", tag = "sessions", params(ListSessions),
+    responses(
+        (status = 200, body = Page<SessionObject>),
+        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn list(
     State(app): State<App>,
     QueryOf(query): QueryOf<ListSessions>,
@@ -68,9 +77,14 @@ pub(super) async fn list(
 }
 
 /// Reads a session.
-#[utoipa::path(get, path = "/v1/sessions/{id}", tag = "sessions", params(("id" = String, Path)),
-    responses((status = 200, body = SessionObject),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")))]
+#[utoipa::path(
+    get, path = "/v1/sessions/{id}", operation_id = "readSession", tag = "sessions",
+    params(("id" = String, Path)),
+    responses(
+        (status = 200, body = SessionObject),
+        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn read(
     State(app): State<App>,
     PathOf(id): PathOf<String>,
@@ -80,9 +94,14 @@ pub(super) async fn read(
 }
 
 /// Deletes a session with its history, KV and log.
-#[utoipa::path(delete, path = "/v1/sessions/{id}", tag = "sessions", params(("id" = String, Path)),
-    responses((status = 200, body = Deleted),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")))]
+#[utoipa::path(
+    delete, path = "/v1/sessions/{id}", operation_id = "deleteSession", tag = "sessions",
+    params(("id" = String, Path)),
+    responses(
+        (status = 200, body = Deleted),
+        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn delete(
     State(app): State<App>,
     PathOf(id): PathOf<String>,
@@ -92,9 +111,14 @@ pub(super) async fn delete(
 }
 
 /// Makes a session that continues from the same history and shares its KV.
-#[utoipa::path(post, path = "/v1/sessions/{id}/fork", tag = "sessions", params(("id" = String, Path)),
-    request_body = ForkSession, responses((status = 201, body = SessionObject),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")))]
+#[utoipa::path(
+    post, path = "/v1/sessions/{id}/fork", operation_id = "forkSession", tag = "sessions",
+    params(("id" = String, Path)), request_body = ForkSession,
+    responses(
+        (status = 201, body = SessionObject),
+        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn fork(
     State(app): State<App>,
     PathOf(id): PathOf<String>,

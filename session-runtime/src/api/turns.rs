@@ -20,9 +20,14 @@ fn location(view: &TurnView) -> [(HeaderName, String); 1] {
 
 /// Starts a turn and answers with its end; with `stream` (or `accept: text/event-stream`) with the
 /// session's events from the turn's first one to `turn.finished`; with `background` at once.
-#[utoipa::path(post, path = "/v1/sessions/{id}/turns", tag = "turns", params(("id" = String, Path)),
-    request_body = CreateTurn, responses((status = 200, body = TurnObject), (status = 202, body = TurnObject),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")))]
+#[utoipa::path(
+    post, path = "/v1/sessions/{id}/turns", operation_id = "createTurn", tag = "turns",
+    params(("id" = String, Path)), request_body = CreateTurn,
+    responses(
+        (status = 200, body = TurnObject), (status = 202, body = TurnObject),
+        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn create(
     State(app): State<App>,
     PathOf(id): PathOf<String>,
@@ -61,9 +66,14 @@ pub(super) async fn wait(app: &App, session: &str, turn: &str) -> Result<TurnVie
 }
 
 /// Lists a session's turns, oldest first.
-#[utoipa::path(get, path = "/v1/sessions/{id}/turns", tag = "turns", params(("id" = String, Path)),
-    responses((status = 200, body = Page<TurnObject>),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")))]
+#[utoipa::path(
+    get, path = "/v1/sessions/{id}/turns", operation_id = "listTurns", tag = "turns",
+    params(("id" = String, Path)),
+    responses(
+        (status = 200, body = Page<TurnObject>),
+        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn list(
     State(app): State<App>,
     PathOf(id): PathOf<String>,
@@ -73,10 +83,14 @@ pub(super) async fn list(
 }
 
 /// Reads a turn.
-#[utoipa::path(get, path = "/v1/sessions/{id}/turns/{turn}", tag = "turns",
+#[utoipa::path(
+    get, path = "/v1/sessions/{id}/turns/{turn}", operation_id = "readTurn", tag = "turns",
     params(("id" = String, Path), ("turn" = String, Path)),
-    responses((status = 200, body = TurnObject),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")))]
+    responses(
+        (status = 200, body = TurnObject),
+        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn read(
     State(app): State<App>,
     PathOf((id, turn)): PathOf<(String, String)>,
@@ -85,10 +99,14 @@ pub(super) async fn read(
 }
 
 /// Cancels a turn; what the model wrote so far stays in the history.
-#[utoipa::path(post, path = "/v1/sessions/{id}/turns/{turn}/cancel", tag = "turns",
+#[utoipa::path(
+    post, path = "/v1/sessions/{id}/turns/{turn}/cancel", operation_id = "cancelTurn", tag = "turns",
     params(("id" = String, Path), ("turn" = String, Path)),
-    responses((status = 200, body = TurnObject),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")))]
+    responses(
+        (status = 200, body = TurnObject),
+        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn cancel(
     State(app): State<App>,
     PathOf((id, turn)): PathOf<(String, String)>,

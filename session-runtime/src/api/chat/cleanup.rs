@@ -4,7 +4,6 @@
 use crate::runtime::Runtime;
 
 /// Ends an ephemeral session when dropped; does nothing for a named one.
-#[derive(Debug)]
 pub(super) struct Guard {
     runtime: Runtime,
     session: String,

@@ -72,7 +72,7 @@ fn same(one: &str, other: &str) -> bool {
 
 fn mismatch(what: &str) -> Problem {
     let detail = format!(
-        "the messages do not continue the session: {what}; send only the new messages, or name another session"
+        "the messages do not continue the session: {what}; send only the new ones, or name another session"
     );
     Problem::new(StatusCode::CONFLICT, "history_mismatch", detail).about("messages")
 }

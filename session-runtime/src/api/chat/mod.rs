@@ -25,10 +25,17 @@ use cleanup::Guard;
 use request::{ChatRequest, Conversation, Said};
 
 /// Answers a conversation.
-#[utoipa::path(post, path = "/v1/chat/completions", tag = "openai", request_body = ChatRequest,
-    params(("x-session-id" = Option<String>, Header, description = "the session to continue; made when missing")),
-    responses((status = 200, description = "a stream of `chat.completion.chunk` when `stream` is true", body = ChatCompletion),
-        (status = "4XX", body = ProblemBody)))]
+#[utoipa::path(
+    post, path = "/v1/chat/completions", operation_id = "createChatCompletion", tag = "openai",
+    request_body = ChatRequest,
+    params(
+        ("x-session-id" = Option<String>, Header, description = "the session to continue; made when missing")
+    ),
+    responses(
+        (status = 200, description = "with `stream`: `chat.completion.chunk` events", body = ChatCompletion),
+        (status = "4XX", body = ProblemBody)
+    )
+)]
 pub(super) async fn completions(
     State(app): State<App>,
     Context(context): Context,
@@ -106,7 +113,7 @@ fn turn_problem(status: Option<TurnStatus>, error: Option<TurnError>) -> Problem
         (_, Some(error)) => Problem::from_code(&error.code, &error.message),
         (Some(TurnStatus::Cancelled), None) => Problem::new(
             StatusCode::CONFLICT,
-            "turn_cancelled",
+            "cancelled",
             "the turn was cancelled before it was complete",
         ),
         _ => Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the turn ended without an answer"),

@@ -334,8 +334,11 @@ mod tests {
     #[test]
     fn leading_system_messages_become_instructions() {
         let request = request(json!({"model": "m", "messages": [
-            {"role": "developer", "content": "a"}, {"role": "system", "content": [{"type": "text", "text": "b"}]},
-            {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}, {"role": "user", "content": "e"}]}));
+            {"role": "developer", "content": "a"},
+            {"role": "system", "content": [{"type": "text", "text": "b"}]},
+            {"role": "user", "content": "c"},
+            {"role": "assistant", "content": "d"},
+            {"role": "user", "content": "e"}]}));
         let conversation = request.conversation().unwrap();
         assert_eq!(conversation.instructions.as_deref(), Some("a\n\nb"));
         let said = |role, text: &str| Said { role, text: text.to_owned() };

@@ -1,0 +1,111 @@
+//! Options every command has, and the configuration they make.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::bytes::Bytes;
+use super::failure::{Failure, Outcome};
+use crate::config::Config;
+use crate::restore::plan::RestoreMode;
+
+/// Model used where none is named.
+pub(super) const DEFAULT_MODEL: &str = "qwen2.5-coder-0.5b";
+
+/// Options every command has.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Global options")]
+pub(super) struct Options {
+    /// Where sessions are kept [default: $XDG_DATA_HOME/session-runtime]
+    #[arg(long, global = true, value_name = "DIR", env = "SESSION_RUNTIME_DATA")]
+    data_dir: Option<PathBuf>,
+    /// Model: an alias of `model ls` or a path to a .gguf file [default: qwen2.5-coder-0.5b]
+    #[arg(long, global = true, value_name = "NAME", env = "SESSION_RUNTIME_MODEL")]
+    pub(super) model: Option<String>,
+    /// Memory for KV, such as 256MiB
+    #[arg(long, global = true, value_name = "BYTES")]
+    device_budget: Option<Bytes>,
+    /// Disk space for saved KV, such as 4GiB
+    #[arg(long, global = true, value_name = "BYTES")]
+    disk_quota: Option<Bytes>,
+    /// Threads of the model [default: one per processor]
+    #[arg(long, global = true, value_name = "N")]
+    threads: Option<usize>,
+    /// How KV comes back: planned, load, recompute or cut:N
+    #[arg(long, global = true, value_name = "MODE")]
+    restore: Option<RestoreMode>,
+    /// Slows reads of saved KV to this many bytes per second
+    #[arg(long, global = true, value_name = "BYTES")]
+    throttle_disk: Option<Bytes>,
+    /// Directory of agents and tools (NAME.wasm); may be repeated
+    #[arg(long, global = true, value_name = "DIR")]
+    guests: Vec<PathBuf>,
+    /// What is logged to standard error: error, warn, info, debug, or a filter per module
+    #[arg(long, global = true, value_name = "LEVEL", env = "SESSION_RUNTIME_LOG", default_value = "warn")]
+    pub(super) log: String,
+}
+
+impl Options {
+    /// The data directory.
+    pub(super) fn data_dir(&self) -> Outcome<PathBuf> {
+        if let Some(dir) = &self.data_dir {
+            return Ok(dir.clone());
+        }
+        let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let base = set("XDG_DATA_HOME").or_else(|| set("HOME").map(|home| home.join(".local/share")));
+        base.map(|base| base.join("session-runtime")).ok_or_else(|| {
+            Failure::usage("neither XDG_DATA_HOME nor HOME is set: name a directory with --data-dir")
+        })
+    }
+
+    /// The model's name.
+    pub(super) fn model_name(&self) -> &str {
+        self.model.as_deref().unwrap_or(DEFAULT_MODEL)
+    }
+
+    /// Directories that are searched for guests: those given, else those beside the program and in the
+    /// data directory.
+    pub(super) fn guest_dirs(&self) -> Outcome<Vec<PathBuf>> {
+        if !self.guests.is_empty() {
+            if let Some(missing) = self.guests.iter().find(|dir| !dir.is_dir()) {
+                let message = format!("--guests names {}, which is not a directory", missing.display());
+                return Err(Failure::usage(message));
+            }
+            return Ok(self.guests.clone());
+        }
+        let program = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.to_owned()));
+        let beside = program.iter().flat_map(|dir| [dir.join("guests"), dir.join("../guests")]);
+        Ok(beside.chain([self.data_dir()?.join("guests")]).filter(|dir| dir.is_dir()).collect())
+    }
+
+    /// The runtime's configuration.
+    pub(super) fn config(&self) -> Outcome<Config> {
+        let probe = std::env::current_exe().ok().map(|exe| vec![exe.into_os_string(), "store-probe".into()]);
+        let mut config = Config {
+            data_dir: self.data_dir()?,
+            model: self.model_name().to_owned(),
+            guests: self.guest_dirs()?,
+            probe,
+            ..Config::default()
+        };
+        if let Some(Bytes(bytes)) = self.device_budget {
+            config.device_budget_bytes = bytes;
+        }
+        if let Some(Bytes(bytes)) = self.disk_quota {
+            config.disk_quota_bytes = bytes;
+        }
+        if let Some(threads) = self.threads {
+            config.threads = threads;
+        }
+        if let Some(mode) = self.restore {
+            config.restore_mode = mode;
+        }
+        if let Some(Bytes(bytes)) = self.throttle_disk {
+            if bytes == 0 {
+                return Err(Failure::usage("--throttle-disk must be at least one byte per second"));
+            }
+            config.throttle.bytes_per_s = Some(bytes);
+        }
+        Ok(config)
+    }
+}
