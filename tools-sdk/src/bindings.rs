@@ -26,9 +26,9 @@ pub mod agent {
 }
 
 #[cfg(feature = "agent")]
-use agent as world;
+use agent::session_runtime::agent::types as vocabulary;
 #[cfg(feature = "tool")]
-use tool as world;
+use tool::session_runtime::tool::types as vocabulary;
 
 use crate::{Error, ErrorKind};
 
@@ -51,9 +51,9 @@ fn or_trap<T>(result: Result<T, Error>) -> T {
     }
 }
 
-impl From<world::Error> for Error {
-    fn from(error: world::Error) -> Self {
-        use world::ErrorKind as Kind;
+impl From<vocabulary::Error> for Error {
+    fn from(error: vocabulary::Error) -> Self {
+        use vocabulary::ErrorKind as Kind;
         let kind = match error.kind {
             Kind::InvalidInput => ErrorKind::InvalidInput,
             Kind::NotFound => ErrorKind::NotFound,
@@ -67,9 +67,9 @@ impl From<world::Error> for Error {
     }
 }
 
-impl From<Error> for world::Error {
+impl From<Error> for vocabulary::Error {
     fn from(error: Error) -> Self {
-        use world::ErrorKind as Kind;
+        use vocabulary::ErrorKind as Kind;
         let kind = match error.kind {
             ErrorKind::InvalidInput => Kind::InvalidInput,
             ErrorKind::NotFound => Kind::NotFound,
@@ -93,10 +93,10 @@ pub fn describe_tool<T: crate::tool::Tool>() -> tool::ToolInfo {
         input_schema: info.input_schema,
         output_schema: info.output_schema,
         effect: match info.effect {
-            crate::tool::Effect::Pure => tool::session_runtime::tool::types::EffectClass::Pure,
-            crate::tool::Effect::Read => tool::session_runtime::tool::types::EffectClass::Read,
-            crate::tool::Effect::Idempotent => tool::session_runtime::tool::types::EffectClass::Idempotent,
-            crate::tool::Effect::Effect => tool::session_runtime::tool::types::EffectClass::Effect,
+            crate::tool::Effect::Pure => vocabulary::EffectClass::Pure,
+            crate::tool::Effect::Read => vocabulary::EffectClass::Read,
+            crate::tool::Effect::Idempotent => vocabulary::EffectClass::Idempotent,
+            crate::tool::Effect::Effect => vocabulary::EffectClass::Effect,
         },
         wants: info.wants,
     }

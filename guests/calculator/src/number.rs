@@ -1,7 +1,7 @@
 //! Exact rational numbers, roots to a stated number of digits, and their decimal form.
 
 use num_bigint::{BigInt, Sign};
-use num_integer::{Integer, Roots};
+use num_integer::Integer;
 use num_rational::BigRational;
 use num_traits::{One, Signed, ToPrimitive, Zero};
 

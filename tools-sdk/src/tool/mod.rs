@@ -160,8 +160,8 @@ macro_rules! export_tool {
                 {
                     $crate::bindings::call_tool::<$tool>(&input, context)
                 }
-    }
-            $crate::bindings::tool::export!(Exports with_types_in $crate::bindings::tool);
+            }
+    $crate::bindings::tool::export!(Exports with_types_in $crate::bindings::tool);
         };
     };
 }

@@ -1,0 +1,175 @@
+//! Building the agents and tools in `guests/` into components.
+//!
+//! A guest is built when the digest of all that goes into it has changed: its own sources, the SDK with its WIT,
+//! the manifests and lock file, the compiler and the way it is called.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use clap::Args;
+
+use crate::process::{Failure, root, run as run_process, seconds, target_dir};
+use crate::toolchain::{TARGET, Toolchain};
+
+/// Raised when the same inputs are to give another component.
+const RECIPE: &str = "1";
+/// The version of the library that wraps a module as a component.
+const WRAPPER: &str = "wit-component 0.263";
+
+#[derive(Args, Debug, Default)]
+pub(crate) struct Options {
+    /// Guests to build; all of them when none is named
+    names: Vec<String>,
+    /// Build also what is up to date
+    #[arg(long)]
+    force: bool,
+}
+
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let known = names()?;
+    for name in &options.names {
+        if !known.contains(name) {
+            return Err(Failure::Other(format!("there is no guest {name}; there are {}", known.join(", "))));
+        }
+    }
+    let chosen = if options.names.is_empty() { &known } else { &options.names };
+    let toolchain = Toolchain::require()?;
+    println!("guests: {}", toolchain.describe());
+    for name in chosen {
+        build(name, &toolchain, options.force)?;
+    }
+    Ok(())
+}
+
+/// Where a component is put, whatever the build folder is: hosts look for it there.
+pub(crate) fn component_path(name: &str) -> PathBuf {
+    root().join("target/guests").join(format!("{name}.wasm"))
+}
+
+/// Names of the guests, in order: the folders with a manifest.
+pub(crate) fn names() -> Result<Vec<String>, Failure> {
+    let folder = root().join("guests");
+    let mut names = Vec::new();
+    for entry in fs::read_dir(&folder).map_err(Failure::file(&folder))? {
+        let entry = entry.map_err(Failure::file(&folder))?;
+        if entry.path().join("Cargo.toml").is_file() {
+            names.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn build(name: &str, toolchain: &Toolchain, force: bool) -> Result<(), Failure> {
+    let component = component_path(name);
+    let stamp = component.with_extension("inputs");
+    let inputs = inputs_digest(name, toolchain)?;
+    if !force
+        && let (Ok(before), Ok(bytes)) = (fs::read_to_string(&stamp), fs::read(&component))
+        && before == stamp_text(&inputs, &bytes)
+    {
+        println!("guests: {name} up to date ({} KiB)", bytes.len() / 1_024);
+        return Ok(());
+    }
+    let start = Instant::now();
+    println!("guests: {name} building");
+    let target = target_dir().join("guests-build");
+    // One guest at a time: building several at once would give the SDK the features of all of them.
+    let mut cargo = toolchain.cargo_build();
+    cargo.current_dir(root().join("guests")).env("CARGO_TARGET_DIR", &target).args([
+        "--quiet",
+        "--package",
+        name,
+    ]);
+    run_process(&mut cargo, &format!("building {name}"))?;
+    let module = target.join(TARGET).join("release").join(format!("{}.wasm", name.replace('-', "_")));
+    let bytes = fs::read(&module).map_err(Failure::file(&module))?;
+    let bytes = componentize(name, &bytes)?;
+    let folder = root().join("target/guests");
+    fs::create_dir_all(&folder).map_err(Failure::file(&folder))?;
+    fs::write(&component, &bytes).map_err(Failure::file(&component))?;
+    fs::write(&stamp, stamp_text(&inputs, &bytes)).map_err(Failure::file(&stamp))?;
+    println!("guests: {name} built ({} KiB, {})", bytes.len() / 1_024, seconds(start.elapsed()));
+    Ok(())
+}
+
+/// Wraps a core module, which carries its world in a custom section, as a component.
+fn componentize(name: &str, module: &[u8]) -> Result<Vec<u8>, Failure> {
+    let encode = || wit_component::ComponentEncoder::default().module(module)?.validate(true).encode();
+    encode().map_err(|error| Failure::Other(format!("{name} is not a component: {error:#}")))
+}
+
+fn stamp_text(inputs: &str, component: &[u8]) -> String {
+    format!("{inputs} {}\n", blake3::hash(component).to_hex())
+}
+
+fn inputs_digest(name: &str, toolchain: &Toolchain) -> Result<String, Failure> {
+    let root = root();
+    let mut files = Vec::new();
+    for folder in ["tools-sdk/src", "tools-sdk/macros/src", "tools-sdk/wit"] {
+        collect(&root.join(folder), &mut files)?;
+    }
+    collect(&root.join("guests").join(name), &mut files)?;
+    for file in [
+        "Cargo.toml",
+        "guests/Cargo.toml",
+        "guests/Cargo.lock",
+        "tools-sdk/Cargo.toml",
+        "tools-sdk/macros/Cargo.toml",
+    ] {
+        files.push(root.join(file));
+    }
+    files.sort();
+    let mut hasher = blake3::Hasher::new();
+    for part in [RECIPE, WRAPPER, &toolchain.describe()] {
+        hasher.update(part.as_bytes()).update(&[0]);
+    }
+    for file in files {
+        let path = file.strip_prefix(&root).unwrap_or(&file).to_string_lossy().into_owned();
+        let bytes = fs::read(&file).map_err(Failure::file(&file))?;
+        hasher
+            .update(path.as_bytes())
+            .update(&[0])
+            .update(&(bytes.len() as u64).to_le_bytes())
+            .update(&bytes);
+    }
+    Ok(hasher.finalize().to_hex().to_string())
+}
+
+/// Every file below a folder.
+fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), Failure> {
+    for entry in fs::read_dir(folder).map_err(Failure::file(folder))? {
+        let path = entry.map_err(Failure::file(folder))?.path();
+        if path.is_dir() {
+            collect(&path, files)?;
+        } else {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_module_without_a_world_is_refused_by_name() {
+        // The eight bytes every module begins with, and nothing else: valid, and no component.
+        let refused = componentize("empty", b"\0asm\x01\0\0\0");
+        let bytes = refused.map(|bytes| bytes.len());
+        // An empty world is a component without imports and exports; a broken module is not one.
+        assert!(bytes.is_ok());
+        let error = componentize("broken", b"\0asm\x01\0\0\0\xff").unwrap_err().to_string();
+        assert!(error.starts_with("broken is not a component"), "{error}");
+    }
+
+    #[test]
+    fn every_guest_has_a_name_and_a_manifest() {
+        let names = names().unwrap();
+        for name in ["calculator", "files", "wait", "hostile"] {
+            assert!(names.iter().any(|known| known == name), "{name}");
+        }
+    }
+}
