@@ -270,11 +270,7 @@ fn check_shape(
         return Err(ArchitectureError::Shape { name: name.to_string(), rows, cols, want_rows, want_cols });
     }
     if vector && !matches!(view.format, TensorType::F32 | TensorType::F16 | TensorType::BF16) {
-        return Err(ArchitectureError::Feature {
-            feature: "a quantised norm or bias",
-            found: format!("tensor `{name}` is {}", view.format),
-            supported: "F32, F16, BF16".to_string(),
-        });
+        return Err(GgufError::NotFloats { name: name.to_string(), format: view.format }.into());
     }
     Ok(())
 }

@@ -73,6 +73,14 @@ pub enum GgufError {
         /// The tensor.
         name: String,
     },
+    /// A tensor that must hold plain floats is quantised.
+    #[error("tensor `{name}` is {format}, but a norm or bias must be F32, F16 or BF16")]
+    NotFloats {
+        /// The tensor.
+        name: String,
+        /// Its type.
+        format: TensorType,
+    },
     /// A tensor is stored in a format that this runtime has no kernels for.
     #[error("tensor `{name}` has unsupported ggml type {id} (supported: {supported})")]
     TensorType {
@@ -239,6 +247,30 @@ impl Gguf {
             problem: "its data lies outside the file".to_string(),
         })?;
         Ok(TensorView { name: &info.name, format, rows: info.rows, cols: info.cols, bytes })
+    }
+
+    /// A tensor of few values (a norm or a bias), decoded.
+    ///
+    /// # Errors
+    /// Those of [`Gguf::tensor`]; [`GgufError::NotFloats`] for a quantised tensor.
+    pub fn vector(&self, name: &str) -> Result<Vec<f32>, GgufError> {
+        let view = self.tensor(name)?;
+        let halves = || view.bytes.as_chunks::<2>().0.iter();
+        match view.format {
+            TensorType::F32 => {
+                Ok(view.bytes.as_chunks::<4>().0.iter().map(|&value| f32::from_le_bytes(value)).collect())
+            }
+            TensorType::F16 => Ok(halves().map(|&value| half::f16::from_le_bytes(value).to_f32()).collect()),
+            TensorType::BF16 => {
+                Ok(halves().map(|&value| half::bf16::from_le_bytes(value).to_f32()).collect())
+            }
+            other => Err(GgufError::NotFloats { name: name.to_string(), format: other }),
+        }
+    }
+
+    /// Number of values in all tensors.
+    pub fn parameters(&self) -> u64 {
+        self.tensors.iter().map(|info| (info.rows as u64).saturating_mul(info.cols as u64)).sum()
     }
 
     /// A metadata value, if the key is there.

@@ -10,7 +10,7 @@ mod stream;
 
 use std::collections::{HashMap, HashSet};
 
-use sha2::{Digest, Sha256};
+use sha2::{Digest as _, Sha256};
 use tokenizers::models::bpe::BPE;
 use tokenizers::normalizers::unicode::NFC;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -19,6 +19,7 @@ use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{PreTokenizerWrapper, SplitDelimiterBehavior};
 
+use super::digest::Digest;
 use super::gguf::{Gguf, GgufError, Value};
 
 pub use stream::StreamDecoder;
@@ -123,7 +124,7 @@ pub struct Tokenizer {
     specials: HashMap<String, u32>,
     eos: u32,
     end_of_turn: Vec<u32>,
-    digest: [u8; 32],
+    digest: Digest,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -299,7 +300,7 @@ impl Tokenizer {
     }
 
     /// SHA-256 over everything that decides which ids a text gets: vocabulary, kinds, merges, pre-tokenizer.
-    pub fn digest(&self) -> [u8; 32] {
+    pub fn digest(&self) -> Digest {
         self.digest
     }
 
@@ -422,7 +423,7 @@ fn check_alphabet(vocab: &HashSet<&str>) -> Result<(), TokenizerError> {
     Ok(())
 }
 
-fn digest(pre: &str, tokens: &[String], merges: &[String], kinds: &[TokenKind]) -> [u8; 32] {
+fn digest(pre: &str, tokens: &[String], merges: &[String], kinds: &[TokenKind]) -> Digest {
     let mut hash = Sha256::new();
     let mut field = |bytes: &[u8]| {
         hash.update((bytes.len() as u64).to_le_bytes());
@@ -436,5 +437,5 @@ fn digest(pre: &str, tokens: &[String], merges: &[String], kinds: &[TokenKind]) 
     }
     let kinds: Vec<u8> = kinds.iter().map(|&kind| kind as u8).collect();
     field(&kinds);
-    hash.finalize().into()
+    Digest(hash.finalize().into())
 }
