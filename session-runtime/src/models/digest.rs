@@ -75,10 +75,18 @@ pub fn weights_digest(path: &Path, progress: &dyn Progress) -> Result<Digest, Di
         return Ok(digest);
     }
     let digest = hash(&mut file, metadata.len(), &path.display().to_string(), progress).map_err(failed)?;
-    if let Err(error) = write_kept(&kept, &identity, digest) {
-        tracing::debug!(path = %kept.display(), %error, "the weights digest is not kept");
-    }
+    keep(path, digest);
     Ok(digest)
+}
+
+/// Keeps a digest that was computed while the file was made. Failing only costs the reuse.
+pub(super) fn keep(path: &Path, digest: Digest) {
+    if let Ok(metadata) = fs::metadata(path) {
+        let kept = kept_path(path);
+        if let Err(error) = write_kept(&kept, &identity(&metadata), digest) {
+            tracing::debug!(path = %kept.display(), %error, "the weights digest is not kept");
+        }
+    }
 }
 
 /// Where the digest of `path` is kept.

@@ -1,7 +1,7 @@
 //! Models: files, shapes, tokenizers and templates.
 //!
 //! The only place that knows formats of model files. [`gguf`] reads the container; [`architecture`],
-//! [`tokenizer`] and [`template`] say what is in it; [`catalog`] says where files are;
+//! [`tokenizer`] and [`template`] say what is in it; [`catalog`] and [`download`] bring files here;
 //! [`constraint`] restricts what may be generated. Knows no device, no session and no HTTP server;
 //! the engine takes tensors from here as plain bytes.
 
@@ -9,6 +9,7 @@ pub mod architecture;
 pub mod catalog;
 pub mod constraint;
 pub mod digest;
+pub mod download;
 pub mod gguf;
 mod load;
 pub mod progress;

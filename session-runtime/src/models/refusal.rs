@@ -3,6 +3,7 @@
 use super::architecture::ArchitectureError;
 use super::catalog::CatalogError;
 use super::constraint::ConstraintError;
+use super::download::DownloadError;
 use super::gguf::GgufError;
 use super::template::TemplateError;
 use super::tokenizer::TokenizerError;
@@ -43,6 +44,20 @@ impl From<CatalogError> for Error {
             CatalogError::Unknown { .. } => Error::not_found("model_not_found", message),
             CatalogError::NotDownloaded { .. } => Error::not_found("model_not_downloaded", message),
             CatalogError::NoCache => Error::invalid("config_invalid", message),
+        }
+    }
+}
+
+impl From<DownloadError> for Error {
+    fn from(error: DownloadError) -> Error {
+        let message = error.to_string();
+        match error {
+            DownloadError::Catalog(error) => error.into(),
+            DownloadError::Offline { .. } => Error::new(ErrorKind::Denied, "model_offline", message),
+            DownloadError::Busy { .. } => Error::new(ErrorKind::Conflict, "model_download_busy", message),
+            DownloadError::Io { .. } | DownloadError::Failed { .. } => {
+                Error::new(ErrorKind::Unavailable, "model_download_failed", message)
+            }
         }
     }
 }
