@@ -38,7 +38,7 @@ impl Format {
     fn create(disk: &dyn Disk, dir: &Path) -> Result<Self, OpenError> {
         // Files without a FORMAT are not ours to write among.
         let entries = disk.list(dir).map_err(|e| OpenError::io("list", dir, e))?;
-        let ours = ["LOCK", "FORMAT.new"];
+        let ours = ["LOCK", "FORMAT.new", "lost+found"];
         if let Some(stranger) = entries.iter().find(|e| !ours.contains(&e.name.as_str())) {
             return Err(OpenError::BadFormat {
                 path: dir.join(FORMAT_FILE),

@@ -8,6 +8,7 @@
 //! byte layouts and the argument why a crash loses nothing acknowledged are in `FORMAT.md`.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
+mod assemble;
 mod checkpoint;
 mod clock;
 mod disk;

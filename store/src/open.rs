@@ -5,47 +5,40 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, RwLock};
-use std::thread;
+use std::sync::{Arc, RwLock};
 
-use crate::checkpoint::{Checkpoint, Checkpointer};
+use crate::assemble::Held;
 use crate::disk::Disk;
 use crate::error::OpenError;
 use crate::failpoint::{Failpoints, point};
 use crate::format::Format;
-use crate::framed::{LogDir, LogPos, LogTail};
-use crate::journal::{
-    Committer, Indexer, JOURNAL_KIND, JOURNAL_POINTS, Journal, Loaded, METALOG_KIND, Metalog, Progress,
-    Queue, Replay, ReplayError,
-};
-use crate::leases::LeaseStore;
+use crate::framed::{LogDir, LogPos};
+use crate::journal::{Indexer, JOURNAL_KIND, Loaded, METALOG_KIND, Replay, ReplayError, State};
 use crate::lock::DirLock;
 use crate::meta::watermark::{Watermark, WatermarkFile};
-use crate::meta::{DurableMeta, MemoryMeta, MetaError, MetaKind, MetaStore, SledMeta, for_each};
+use crate::meta::{MemoryMeta, MetaError, MetaKind, MetaStore, SledMeta, for_each};
 use crate::options::StoreOptions;
-use crate::packs::{CellError, LoadedCells, PackParts, PackStore};
-use crate::poison::Poison;
+use crate::packs::LoadedCells;
 use crate::probe;
 use crate::quarantine::Quarantine;
 use crate::recovery::RecoveryReport;
-use crate::segments::SegmentStore;
-use crate::store::{Inner, Store};
+use crate::store::Store;
 use crate::sync::read;
 
 /// sled's directory inside the data directory.
 pub(crate) const META_DIR: &str = "meta";
 
 /// What the open works with, step by step.
-struct Opening {
-    dir: PathBuf,
-    options: StoreOptions,
-    disk: Arc<dyn Disk>,
-    failpoints: Failpoints,
-    quarantine: Quarantine,
-    format: Format,
-    journal_dir: Arc<LogDir>,
-    metalog_dir: Arc<LogDir>,
-    report: RecoveryReport,
+pub(crate) struct Opening {
+    pub(crate) dir: PathBuf,
+    pub(crate) options: StoreOptions,
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) failpoints: Failpoints,
+    pub(crate) quarantine: Quarantine,
+    pub(crate) format: Format,
+    pub(crate) journal_dir: Arc<LogDir>,
+    pub(crate) metalog_dir: Arc<LogDir>,
+    pub(crate) report: RecoveryReport,
 }
 
 /// An index and what was read from it.
@@ -53,7 +46,10 @@ struct Index {
     raw: Arc<dyn MetaStore>,
     journal: Loaded,
     cells: LoadedCells,
+    /// What the index holds for certain.
     covered: Watermark,
+    /// What was durable in the logs for certain.
+    known: Watermark,
 }
 
 /// Why an index that is there was not opened.
@@ -71,14 +67,14 @@ impl From<String> for Doubt {
 }
 
 /// A recovered index and the ends of the logs.
-struct Recovered {
-    raw: Arc<dyn MetaStore>,
-    cells: LoadedCells,
-    state: Arc<RwLock<crate::journal::State>>,
-    indexer: Arc<Indexer>,
-    journal_end: LogPos,
-    metalog_end: LogPos,
-    commit: u64,
+pub(crate) struct Recovered {
+    pub(crate) raw: Arc<dyn MetaStore>,
+    pub(crate) cells: LoadedCells,
+    pub(crate) state: Arc<RwLock<State>>,
+    pub(crate) indexer: Arc<Indexer>,
+    pub(crate) journal_end: LogPos,
+    pub(crate) metalog_end: LogPos,
+    pub(crate) commit: u64,
 }
 
 pub(crate) fn open(dir: &Path, options: StoreOptions) -> Result<Store, OpenError> {
@@ -122,35 +118,38 @@ pub(crate) fn open(dir: &Path, options: StoreOptions) -> Result<Store, OpenError
         WatermarkFile::open(&*opening.disk, dir).map_err(io("open the watermark in", dir))?;
     let index = opening.index(watermark)?;
     let recovered = opening.recover(index)?;
-    opening.assemble(recovered, watermark_file, lock, started)
+    opening.assemble(recovered, Held { watermark_file, lock, started })
 }
 
 impl Opening {
     /// Opens the index, or starts an empty one after moving a doubtful one away.
     fn index(&mut self, watermark: Option<Watermark>) -> Result<Index, OpenError> {
         self.failpoints.hit(point::OPEN_BEFORE_META).map_err(|e| OpenError::io("open", &self.dir, e))?;
+        let known = watermark.unwrap_or_default();
         if self.options.meta == MetaKind::Memory {
-            return Ok(empty(Arc::new(MemoryMeta::new())));
+            return Ok(empty(Arc::new(MemoryMeta::new()), known));
         }
-        let has_meta = self.disk.exists(&self.dir.join(META_DIR).join("db"));
-        if !has_meta && watermark.is_none_or(|mark| mark == Watermark::default()) {
-            return self.fresh();
+        let dir = self.dir.join(META_DIR);
+        let is_new = known == Watermark::default()
+            && (!self.disk.exists(&dir) || self.disk.list(&dir).is_ok_and(|entries| entries.is_empty()));
+        if is_new {
+            return self.fresh(known);
         }
-        match self.try_index(watermark.unwrap_or_default(), has_meta) {
+        match self.try_index(known) {
             Ok(index) => Ok(index),
             Err(Doubt::Distrust(reason)) => {
                 self.distrust(reason)?;
-                self.fresh()
+                self.fresh(known)
             }
             Err(Doubt::Refuse(error)) => Err(error),
         }
     }
 
     /// Opens the index that is there; the error is the reason not to trust it.
-    fn try_index(&mut self, mark: Watermark, has_meta: bool) -> Result<Index, Doubt> {
+    fn try_index(&mut self, mark: Watermark) -> Result<Index, Doubt> {
         let dir = self.dir.join(META_DIR);
-        if !has_meta {
-            return Err("the metadata directory is gone or empty".to_owned().into());
+        if !self.disk.exists(&dir.join("db")) {
+            return Err("its database file is gone".to_owned().into());
         }
         if self.disk.exists(&dir.join(crate::meta::SUSPECT_FILE)) {
             return Err("damage was found while it was in use".to_owned().into());
@@ -191,7 +190,13 @@ impl Opening {
                 return Err(format!("journal file {number}, which it points to, is gone").into());
             }
         }
-        Ok(Index { raw: Arc::new(raw), journal, cells, covered: mark })
+        let held = journal.commit.unwrap_or_default();
+        let known = Watermark {
+            commit: held.commit.max(mark.commit),
+            journal: held.journal.max(mark.journal),
+            metalog: held.metalog.max(mark.metalog),
+        };
+        Ok(Index { raw: Arc::new(raw), journal, cells, covered: mark, known })
     }
 
     /// A crash while sled opens leaves a half snapshot that it would take for its newest.
@@ -218,21 +223,23 @@ impl Opening {
         self.failpoints.hit(point::OPEN_AFTER_QUARANTINE).map_err(io)
     }
 
-    fn fresh(&self) -> Result<Index, OpenError> {
+    /// An empty index.
+    fn fresh(&self, known: Watermark) -> Result<Index, OpenError> {
         let dir = self.dir.join(META_DIR);
         self.disk.create_dir(&dir).map_err(|e| OpenError::io("make", &dir, e))?;
-        Ok(empty(Arc::new(SledMeta::open(&dir, Arc::clone(&self.disk), self.options.sled)?)))
+        let raw = SledMeta::open(&dir, Arc::clone(&self.disk), self.options.sled)?;
+        Ok(empty(Arc::new(raw), known))
     }
 
     /// Brings the index up to date; once more from scratch if it refuses.
     fn recover(&mut self, index: Index) -> Result<Recovered, OpenError> {
         self.failpoints.hit(point::OPEN_BEFORE_REPLAY).map_err(|e| OpenError::io("replay", &self.dir, e))?;
-        let scratch = index.covered == Watermark::default();
+        let (scratch, known) = (index.covered == Watermark::default(), index.known);
         match self.replay(index) {
             Ok(recovered) => Ok(recovered),
             Err(ReplayError::Index(error)) if !scratch => {
                 self.distrust(format!("it failed during recovery: {error}"))?;
-                let index = self.fresh()?;
+                let index = self.fresh(known)?;
                 self.replay(index).map_err(|e| OpenError::Journal(e.into()))
             }
             Err(error) => Err(OpenError::Journal(error.into())),
@@ -240,9 +247,10 @@ impl Opening {
     }
 
     fn replay(&mut self, index: Index) -> Result<Recovered, ReplayError> {
-        let Index { raw, journal, cells, covered } = index;
-        let known = journal.commit.unwrap_or_default();
-        let covered = Watermark { commit: known.commit.max(covered.commit), ..covered };
+        let Index { raw, journal, cells, covered, known } = index;
+        // Groups are numbered on from what the index holds.
+        let commit = journal.commit.map_or(0, |c| c.commit).max(covered.commit);
+        let covered = Watermark { commit, ..covered };
         let state = Arc::new(RwLock::new(journal.state));
         let indexer = Arc::new(Indexer::new(Arc::clone(&raw), Arc::clone(&state)));
         let mut replay = Replay {
@@ -251,144 +259,19 @@ impl Opening {
             report: &mut self.report,
             now_ms: self.options.clock.now_ms(),
         };
-        let metalog_known = known.metalog.max(covered.metalog);
-        let metalog_end = replay.metalog(&self.metalog_dir, covered, metalog_known, &raw)?;
-        let journal_known = known.journal.max(covered.journal);
-        let journal_end = replay.journal(&self.journal_dir, covered, journal_known, &indexer)?;
-        if journal_known > journal_end {
+        let metalog_end = replay.metalog(&self.metalog_dir, covered, known.metalog, &raw)?;
+        let journal_end = replay.journal(&self.journal_dir, covered, known.journal, &indexer)?;
+        if known.journal > journal_end {
             indexer.forget_behind(journal_end)?;
         }
         self.report.missing_records =
             read(&state).sessions.values().map(|s| s.last_seq.saturating_sub(s.count)).sum();
         self.failpoints.hit(point::OPEN_AFTER_REPLAY)?;
-        Ok(Recovered { raw, cells, state, indexer, journal_end, metalog_end, commit: covered.commit })
-    }
-
-    /// Opens the parts and starts the threads.
-    fn assemble(
-        mut self,
-        recovered: Recovered,
-        watermark_file: WatermarkFile,
-        lock: Arc<DirLock>,
-        started: u64,
-    ) -> Result<Store, OpenError> {
-        let Recovered { raw, cells, state, indexer, journal_end, metalog_end, commit } = recovered;
-        let poison = Poison::default();
-        let clock = Arc::clone(&self.options.clock);
-        let log_error = |dir: &LogDir| {
-            let path = dir.dir().to_path_buf();
-            move |e: io::Error| OpenError::io("open the log in", &path, e)
-        };
-        let tail = LogTail::open(
-            Arc::clone(&self.journal_dir),
-            Arc::clone(&clock),
-            self.failpoints.clone(),
-            JOURNAL_POINTS,
-            journal_end,
-            self.options.journal_file_bytes,
-        )
-        .map_err(log_error(&self.journal_dir))?;
-        let metalog = Metalog::open(
-            Arc::clone(&self.metalog_dir),
-            Arc::clone(&clock),
-            self.failpoints.clone(),
-            metalog_end,
-            self.options.metalog_bytes,
-            &*raw,
-        )
-        .map_err(|e| log_error(&self.metalog_dir)(io::Error::other(e)))?;
-        let leases = LeaseStore::new(Arc::clone(&clock));
-        let parts = PackParts {
-            disk: Arc::clone(&self.disk),
-            clock: Arc::clone(&clock),
-            raw: Arc::clone(&raw),
-            leases: leases.clone(),
-            quarantine: self.quarantine.clone(),
-            failpoints: self.failpoints.clone(),
-            dir: self.dir.join("packs"),
-            store_id: self.format.store_id,
-            quota: self.options.cell_quota_bytes,
-            pack_bytes: self.options.pack_bytes,
-        };
-        let packs = PackStore::open(parts, cells, &mut self.report).map_err(|e| match e {
-            CellError::Meta(e) => OpenError::Meta(e),
-            CellError::Io { detail, .. } => {
-                OpenError::io("read", &self.dir.join("packs"), io::Error::other(detail))
-            }
-        })?;
-        let last = read(&state).sessions.iter().map(|(name, s)| (Arc::clone(name), s.last_seq)).collect();
-        let queue = Arc::new(Queue::new(poison.clone(), last));
-        let progress = Arc::new(Progress::default());
-        let covered = Watermark { commit, journal: tail.end(), metalog: metalog.end() };
-        *crate::sync::lock(&progress.applied) = covered;
-        let journal = Arc::new(Journal {
-            queue: Arc::clone(&queue),
-            state,
-            raw: Arc::clone(&raw),
-            dir: Arc::clone(&self.journal_dir),
-            clock: Arc::clone(&clock),
-            indexer: Arc::clone(&indexer),
-            failpoints: self.failpoints.clone(),
-        });
-        let durable = Arc::new(DurableMeta::new(Arc::clone(&raw), Arc::clone(&queue), Arc::clone(&lock)));
-        let segments = SegmentStore::open(Arc::clone(&durable), Arc::clone(&clock))?;
-        let watermark_file = (self.options.meta == MetaKind::Sled).then_some(watermark_file);
-        let checkpoint = Arc::new(Checkpoint {
-            raw: Arc::clone(&raw),
-            journal: Arc::clone(&journal),
-            metalog_dir: Arc::clone(&self.metalog_dir),
-            progress: Arc::clone(&progress),
-            watermark: Mutex::new((watermark_file, Watermark::default())),
-            poison: poison.clone(),
-            failpoints: self.failpoints.clone(),
-        });
-        // What was just replayed need not be replayed again.
-        checkpoint
-            .run()
-            .map_err(|reason| OpenError::io("checkpoint", &self.dir, io::Error::other(reason)))?;
-        let (checkpointer, nudge) = Checkpointer::new();
-        let committer = Committer {
-            queue: Arc::clone(&queue),
-            journal: tail,
-            metalog,
-            indexer,
-            raw,
-            progress,
-            poison: poison.clone(),
-            failpoints: self.failpoints.clone(),
-            commit,
-            group_records: self.options.group_records,
-            group_window: self.options.group_window,
-            nudge: Box::new(move |bytes| nudge.written(bytes)),
-        };
-        let thread_error = |e| OpenError::io("start a thread for", &self.dir, e);
-        let commit_thread = thread::Builder::new()
-            .name("store-commit".to_owned())
-            .spawn(move || committer.run())
-            .map_err(thread_error)?;
-        self.report.ms = clock.monotonic_ms().saturating_sub(started);
-        let inner = Inner {
-            journal,
-            meta: durable,
-            segments,
-            cells: packs,
-            leases,
-            report: self.report.clone(),
-            poison,
-            queue,
-            checkpoint: Arc::clone(&checkpoint),
-            checkpointer,
-            commit_thread: Mutex::new(Some(commit_thread)),
-            lock,
-        };
-        inner
-            .checkpointer
-            .start(checkpoint)
-            .map_err(|e| OpenError::io("start a thread for", &self.dir, e))?;
-        Ok(Store::new(inner))
+        Ok(Recovered { raw, cells, state, indexer, journal_end, metalog_end, commit })
     }
 }
 
-fn empty(raw: Arc<dyn MetaStore>) -> Index {
-    Index { raw, journal: Loaded::default(), cells: LoadedCells::default(), covered: Watermark::default() }
+fn empty(raw: Arc<dyn MetaStore>, known: Watermark) -> Index {
+    let covered = Watermark::default();
+    Index { raw, journal: Loaded::default(), cells: LoadedCells::default(), covered, known }
 }

@@ -75,6 +75,9 @@ pub(crate) struct Indexer {
     state: Arc<RwLock<State>>,
 }
 
+/// The count of a session whose records are being removed, in several batches.
+const REMOVING: u64 = u64::MAX;
+
 /// Changes collected into batches at request boundaries.
 struct Batches<'a> {
     raw: &'a dyn MetaStore,
@@ -142,6 +145,7 @@ impl Indexer {
 
     fn removed(&self, batches: &mut Batches<'_>, session: &Arc<str>, pos: LogPos) -> Result<(), MetaError> {
         let prefix = keys::records_of(session);
+        batches.add(vec![Op::put(keys::session(session), pair(0, REMOVING))])?;
         loop {
             let page = self.raw.scan_prefix(&prefix, None, MAX_META_BATCH / 2)?;
             if page.is_empty() {
@@ -280,7 +284,8 @@ impl Loaded {
 
     /// Whether the entries agree with each other: a missing one would go unnoticed otherwise.
     pub(crate) fn check(&self) -> Result<(), String> {
-        for (session, found) in &self.state.sessions {
+        // A removal that a crash cut short is finished by the replay of its tombstone.
+        for (session, found) in self.state.sessions.iter().filter(|(_, s)| s.count != REMOVING) {
             let records = self.records.get(session).copied().unwrap_or(0);
             if records != found.count {
                 return Err(format!("session {session:?} has {records} indexed records of {}", found.count));

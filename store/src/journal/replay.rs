@@ -65,26 +65,28 @@ impl Replay<'_> {
             let mut mark = Watermark { journal: LogPos { file: number, offset: from }, ..covered };
             let mut count = 0;
             let mut strange = 0;
-            let found =
-                scan::<ReplayError>(&*dir.open(number)?, dir.salt(number), from, &mut |offset, body| {
-                    let pos = LogPos { file: number, offset };
-                    let bytes = (FRAME_HEADER + body.len()) as u64;
-                    match read_journal_frame(body) {
-                        Some(JournalFrame::Event { session, seq }) => {
-                            changes.push(Change::Event { session, seq, pos, bytes });
-                        }
-                        Some(JournalFrame::Tombstone { session }) => {
-                            changes.push(Change::Removed { session, pos })
-                        }
-                        None => strange += 1,
+            let file = dir.open(number)?;
+            // A file shorter than what was known to be durable is read again from its start to find its true end.
+            let from = if file.len()? < from { FILE_HEADER } else { from };
+            let found = scan::<ReplayError>(&*file, dir.salt(number), from, &mut |offset, body| {
+                let pos = LogPos { file: number, offset };
+                let bytes = (FRAME_HEADER + body.len()) as u64;
+                match read_journal_frame(body) {
+                    Some(JournalFrame::Event { session, seq }) => {
+                        changes.push(Change::Event { session, seq, pos, bytes });
                     }
-                    count += 1;
-                    if changes.len() >= BATCH {
-                        mark.journal.offset = offset + bytes;
-                        indexer.apply(std::mem::take(&mut changes), &mark)?;
+                    Some(JournalFrame::Tombstone { session }) => {
+                        changes.push(Change::Removed { session, pos })
                     }
-                    Ok(())
-                })?;
+                    None => strange += 1,
+                }
+                count += 1;
+                if changes.len() >= BATCH {
+                    mark.journal.offset = offset + bytes;
+                    indexer.apply(std::mem::take(&mut changes), &mark)?;
+                }
+                Ok(())
+            })?;
             mark.journal.offset = found.end;
             if !changes.is_empty() {
                 indexer.apply(changes, &mark)?;
@@ -125,12 +127,18 @@ impl Replay<'_> {
                 self.report.damaged.push(DamagedRange { file: name.clone(), start: gap.start, end: gap.end });
             }
             if tail_is_damage {
-                self.report.damaged.push(DamagedRange { file: name, start: found.end, end: found.len });
+                let known = if known_end.file == number { known_end.offset } else { 0 };
+                self.report.damaged.push(DamagedRange {
+                    file: name,
+                    start: found.end,
+                    end: found.len.max(known),
+                });
             }
         }
         let file = dir.open(number)?;
         if !header_ok {
             file.write_at(0, &file_header(&dir.salt(number), crate::FORMAT_VERSION, number, self.now_ms))?;
+            file.sync_data()?;
         }
         if last {
             if torn > 0 {
@@ -186,7 +194,9 @@ impl Replay<'_> {
             let from = if number == covered.metalog.file { covered.metalog.offset } else { FILE_HEADER };
             let mut strange = 0;
             let mut applied = 0;
-            let found = scan::<ReplayError>(&*dir.open(number)?, dir.salt(number), from, &mut |_, body| {
+            let file = dir.open(number)?;
+            let from = if file.len()? < from { FILE_HEADER } else { from };
+            let found = scan::<ReplayError>(&*file, dir.salt(number), from, &mut |_, body| {
                 match read_meta_frame(body) {
                     Some(MetaFrame::Ops(ops) | MetaFrame::Export(ops)) => {
                         applied += ops.len() as u64;

@@ -302,6 +302,8 @@ impl PackStore {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             Err(e) => return Err(io_error("deleting a pack", &e)),
         }
+        // A reader may have opened it again in between; an open handle would keep its space.
+        lock(&self.handles).remove(&number);
         lock(&self.cells).packs.remove(&number);
         self.parts.disk.sync_dir(&self.parts.dir).map_err(|e| io_error("deleting a pack", &e))
     }
