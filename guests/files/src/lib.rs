@@ -18,6 +18,7 @@ pub const MAX_ENTRIES: usize = 200;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[schemars(inline)]
+#[expect(missing_docs, reason = "documented variants would make the schema a list of alternatives")]
 pub enum Operation {
     List,
     Search,
@@ -29,12 +30,12 @@ pub enum Operation {
 pub struct Input {
     /// "list" shows the names in a folder, "search" finds lines in all files, "read" gives one file's text.
     pub operation: Operation,
-    /// File or folder. Empty is the whole folder.
-    #[serde(default)]
-    pub path: String,
     /// For search: a word to find in the files.
     #[serde(default)]
     pub query: String,
+    /// File or folder. Empty is the whole folder.
+    #[serde(default)]
+    pub path: String,
     /// For read: byte to start at.
     #[serde(default)]
     pub offset: u64,

@@ -60,6 +60,11 @@ impl Place {
         }
     }
 
+    /// The granted folder this is in.
+    pub(crate) fn whole(&self) -> Self {
+        Self { path: String::new(), ..self.clone() }
+    }
+
     /// What is in the folder, in name order.
     pub(crate) fn entries(&self) -> Result<Vec<(Self, files::Entry)>, ToolError> {
         let Some(grant) = &self.grant else {

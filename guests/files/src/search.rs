@@ -1,6 +1,6 @@
 //! Lines that contain a text, in a file or in everything below a folder.
 
-use tools_sdk::ToolError;
+use tools_sdk::{ErrorKind, ToolError};
 
 use crate::place::Place;
 use crate::read::text;
@@ -19,7 +19,8 @@ pub(crate) const MAX_DEPTH: usize = 16;
 /// Bytes asked of the host at once.
 const PIECE: u32 = 1 << 16;
 
-/// Walks depth first in name order; upper and lower case are the same.
+/// Walks depth first in name order; upper and lower case are the same. A place that is not there stands for the
+/// whole folder, which the answer then says: small models fill in a path where none was meant.
 pub(crate) fn search(place: &Place, query: &str) -> Result<Output, ToolError> {
     let query = query.trim().to_lowercase();
     if query.is_empty() {
@@ -29,12 +30,21 @@ pub(crate) fn search(place: &Place, query: &str) -> Result<Output, ToolError> {
         ));
     }
     let mut walk = Walk { query, files: 0, matches: Vec::new(), left_out: Vec::new() };
-    match place.entries() {
-        Ok(_) => walk.folder(place, 0)?,
-        // Not a folder: a file, or nothing, which reading then says.
-        Err(_) => walk.file(place)?,
+    let mut searched = place.clone();
+    if place.entries().is_ok() {
+        walk.folder(place, 0)?;
+    } else {
+        match walk.file(place) {
+            Err(error) if error.kind == ErrorKind::NotFound => {
+                searched = place.whole();
+                walk.left_out
+                    .push(format!("{}, which is not there; the whole folder was searched", place.shown()));
+                walk.folder(&searched, 0)?;
+            }
+            other => other?,
+        }
     }
-    let mut output = Output::new(Operation::Search, place);
+    let mut output = Output::new(Operation::Search, &searched);
     output.matches = walk.matches;
     output.left_out = walk.left_out.join("; ");
     Ok(output)

@@ -45,6 +45,11 @@ fn search_finds_lines_below_a_folder_in_any_case() {
     assert_eq!(text(&host, &one), "march/train.txt:2: Amount: 48.50");
     assert_eq!(text(&host, &json!({"operation": "search", "query": "zebra"})), "No line was found.");
     assert_eq!(refusal(&host, &json!({"operation": "search"})).code, "no_query");
+    let elsewhere = json!({"operation": "search", "path": "documents", "query": "amount"});
+    let note = "[left out: documents, which is not there; the whole folder was searched]";
+    assert_eq!(text(&host, &elsewhere), format!("{found}\n{note}"));
+    let outside = json!({"operation": "search", "path": "../documents", "query": "amount"});
+    assert_eq!(refusal(&host, &outside).kind, ErrorKind::Denied);
 }
 
 #[test]

@@ -135,7 +135,7 @@ impl Host {
         self.enter(agent::start::<A>)
     }
 
-    /// Appends a user's message, as the real host does, and runs an agent's turn on it.
+    /// Runs an agent's turn on a user's message. The agent appends it, as on the real host.
     ///
     /// # Errors
     /// As for [`agent::on_event`].

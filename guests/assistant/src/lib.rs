@@ -1,0 +1,111 @@
+//! The agent `assistant`: it plans which tools a request needs, calls them one by one, and answers.
+//!
+//! It is made for models that are too small to be trusted with the form of a call: every plan and every call is
+//! written under a JSON Schema, so that what comes back can be used. The model decides what; the agent decides
+//! when a call is allowed: only planned tools, never the same call twice, at most `max_steps` calls a turn.
+//!
+//! [`prompt`] says what the model is told, [`plan`] and [`call`] what it may write, [`turn`] in which order.
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
+mod call;
+mod plan;
+mod prompt;
+mod turn;
+
+use tools_sdk::prelude::*;
+
+/// When tools are used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(inline)]
+#[expect(missing_docs, reason = "documented variants would make the schema a list of alternatives")]
+pub enum ToolPolicy {
+    #[default]
+    Auto,
+    Never,
+}
+
+/// Parameters of a session; all have defaults.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Params {
+    /// Who the assistant is and how it answers, in front of what it is told of its tools.
+    pub instructions: String,
+    /// "auto" lets the model plan the use of tools, "never" only answers.
+    pub tool_policy: ToolPolicy,
+    /// Tools to call in each turn, in this order, instead of a plan by the model.
+    pub plan: Vec<String>,
+    /// Most calls of tools in one turn.
+    #[schemars(range(min = 1, max = 32))]
+    pub max_steps: u32,
+    /// Most tokens of an answer.
+    #[schemars(range(min = 1, max = 16_384))]
+    pub max_tokens: u32,
+    /// Most characters of a tool's result that the model is shown.
+    #[schemars(range(min = 100, max = 100_000))]
+    pub result_limit: u32,
+    /// How long the model's plans are kept; 0 drops them after the turn.
+    pub reasoning_ttl_seconds: u64,
+    /// Temperature of answers; plans and calls are always greedy. Left out, the session's default.
+    pub temperature: Option<f32>,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self {
+            instructions: String::new(),
+            tool_policy: ToolPolicy::Auto,
+            plan: Vec::new(),
+            max_steps: 6,
+            max_tokens: 256,
+            result_limit: 2_000,
+            reasoning_ttl_seconds: 3_600,
+            temperature: None,
+        }
+    }
+}
+
+/// The agent.
+#[derive(Debug)]
+pub struct Assistant;
+
+/// Plans which tools a request needs, calls them one by one, and answers.
+#[agent(name = "assistant")]
+impl Assistant {
+    /// Checks the parameters and tells the model what it is.
+    fn start(params: Params) -> Result<(), AgentError> {
+        params.check()?;
+        let text = prompt::system(&params, &tools::list());
+        chat::append(chat::Role::System, chat::SegmentKind::System, chat::Retention::Keep, &text)?;
+        Ok(())
+    }
+
+    /// One turn.
+    fn on_event(event: Event, params: Params) -> Result<(), AgentError> {
+        let Event::UserMessage(text) = event;
+        turn::run(&text, &params)
+    }
+}
+
+impl Params {
+    fn check(&self) -> Result<(), AgentError> {
+        let within = |name: &str, value: u32, least: u32, most: u32| {
+            if (least..=most).contains(&value) {
+                return Ok(());
+            }
+            let message = format!("{name} is {value}; it is from {least} to {most}");
+            Err(AgentError::invalid_input("parameter_out_of_range", message))
+        };
+        within("max_steps", self.max_steps, 1, 32)?;
+        within("max_tokens", self.max_tokens, 1, 16_384)?;
+        within("result_limit", self.result_limit, 100, 100_000)?;
+        let known = tools::list();
+        match self.plan.iter().find(|name| !known.iter().any(|tool| tool.name == **name)) {
+            Some(name) => {
+                let message = format!("the plan names the tool {name}, which this session may not call");
+                Err(AgentError::invalid_input("unknown_tool", message))
+            }
+            None => Ok(()),
+        }
+    }
+}
