@@ -148,7 +148,7 @@ pub enum CatalogError {
     },
     /// An alias whose file is not here yet.
     #[error(
-        "model `{alias}` is not downloaded: run `session-runtime models pull {alias}` ({path} is missing)"
+        "model `{alias}` is not downloaded: run `session-runtime model pull {alias}` ({path} is missing)"
     )]
     NotDownloaded {
         /// The alias.
@@ -240,7 +240,7 @@ mod tests {
     fn names_are_aliases_or_paths() {
         let folder = tempfile::tempdir().unwrap();
         let error = resolve_in(folder.path(), "smollm2-135m").unwrap_err().to_string();
-        assert!(error.contains("models pull smollm2-135m"), "{error}");
+        assert!(error.contains("model pull smollm2-135m"), "{error}");
         let path = folder.path().join("smollm2-135m.gguf");
         std::fs::write(&path, "x").unwrap();
         let found = resolve_in(folder.path(), "smollm2-135m").unwrap();

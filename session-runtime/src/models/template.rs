@@ -104,7 +104,7 @@ impl Message {
 }
 
 /// Steps a template may take; a conversation of thousands of messages needs far fewer.
-const FUEL: u64 = 50_000_000;
+const FUEL: u64 = 10_000_000;
 /// Longest template source in bytes.
 const MAX_SOURCE_BYTES: usize = 1 << 20;
 /// Name of the template inside its environment.
