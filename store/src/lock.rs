@@ -6,6 +6,7 @@
 use std::io;
 use std::path::Path;
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use crate::disk::{Disk, DiskLock, RealDisk, read_all};
 use crate::error::OpenError;
@@ -36,6 +37,22 @@ pub fn holder(dir: &Path) -> Option<Holder> {
     }
 }
 
+/// How long a lock is waited for: a child that another thread is starting holds a copy of every open file for a
+/// moment, and with it a lock that was released.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+fn patiently(disk: &dyn Disk, path: &Path) -> io::Result<Box<dyn DiskLock>> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match disk.lock(path) {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock && Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            other => return other,
+        }
+    }
+}
+
 fn read_note(disk: &dyn Disk, path: &Path) -> Option<Holder> {
     let text = String::from_utf8(read_all(disk, path, 4096).ok()?).ok()?;
     let mut lines = text.lines();
@@ -53,7 +70,7 @@ impl DirLock {
     /// Takes the lock of `dir`, which must exist.
     pub(crate) fn take(disk: &dyn Disk, dir: &Path) -> Result<Self, OpenError> {
         let path = dir.join(LOCK_FILE);
-        let file = match disk.lock(&path) {
+        let file = match patiently(disk, &path) {
             Ok(file) => file,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                 let note = read_note(disk, &path);
