@@ -10,9 +10,9 @@ use super::{Finding, Source};
 /// Where the checked modules are.
 const HOST: &str = "session-runtime/src/";
 
-/// Modules by height; a module may use those below it. Modules that are not here may be used by all, and use
-/// none of these.
-const HEIGHTS: [(&str, usize); 9] = [
+/// Modules by height; a module may use those below it. `config` and `runtime` put the parts together and are
+/// what `api` and `cli` are given. Modules that are not here may be used by all, and use none of these.
+const HEIGHTS: [(&str, usize); 12] = [
     ("models", 1),
     ("engine", 2),
     ("kv", 3),
@@ -20,8 +20,11 @@ const HEIGHTS: [(&str, usize); 9] = [
     ("scheduler", 5),
     ("session", 6),
     ("agent", 7),
-    ("api", 8),
-    ("cli", 9),
+    ("config", 8),
+    ("runtime", 9),
+    ("api", 10),
+    ("bench", 10),
+    ("cli", 11),
 ];
 
 /// Crates that only code below certain paths may name.

@@ -41,6 +41,9 @@ pub(crate) fn check(sources: &[Source], findings: &mut Vec<Finding>) {
 /// Writes the digests of the files as they are.
 pub(crate) fn pin(sources: &[Source]) -> Result<(), Failure> {
     for document in DOCUMENTS {
+        if !sources.iter().any(|source| source.path == document) {
+            continue;
+        }
         let (pinned, actual) =
             state(sources, document).map_err(|what| Failure::Other(format!("{document}: {what}")))?;
         if pinned == actual {
@@ -50,7 +53,7 @@ pub(crate) fn pin(sources: &[Source]) -> Result<(), Failure> {
         let text = fs::read_to_string(&path).map_err(Failure::file(&path))?;
         let text = text.replace(&format!("{DIGEST}{pinned}{END}"), &format!("{DIGEST}{actual}{END}"));
         fs::write(&path, text).map_err(Failure::file(&path))?;
-        println!("tidy: {document} is pinned to {actual}; run tidy again");
+        println!("tidy: {document} is pinned to {actual}");
     }
     Ok(())
 }

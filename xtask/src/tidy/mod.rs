@@ -61,9 +61,10 @@ impl fmt::Display for Finding {
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    let sources = sources()?;
+    let mut sources = self::sources()?;
     if options.pin {
         formats::pin(&sources)?;
+        sources = self::sources()?;
     }
     let mut findings = Vec::new();
     for source in &sources {
@@ -84,6 +85,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     manifests::check(&sources, &mut findings);
     formats::check(&sources, &mut findings);
     findings.sort();
+    findings.dedup();
     for finding in &findings {
         eprintln!("tidy: {finding}");
     }
