@@ -81,6 +81,8 @@ pub(crate) trait Lanes: Copy + Send + Sync + 'static {
     fn dot_unsigned(self, codes: Self::B, values: Self::B) -> Self::H;
     /// Sums of two neighbouring products of signed `codes` and signed `values` (`-127..=127`).
     fn dot_signed(self, codes: Self::B, values: Self::B) -> Self::H;
+    /// Zero in all lanes.
+    fn zero_i16(self) -> Self::H;
     /// `a + b`.
     fn add_i16(self, a: Self::H, b: Self::H) -> Self::H;
     /// Adds the two i16 of each lane.

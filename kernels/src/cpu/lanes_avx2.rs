@@ -215,6 +215,11 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn zero_i16(self) -> __m256i {
+        with_avx2!(_mm256_setzero_si256())
+    }
+
+    #[inline(always)]
     fn add_i16(self, a: __m256i, b: __m256i) -> __m256i {
         with_avx2!(_mm256_add_epi16(a, b))
     }

@@ -1,4 +1,6 @@
 //! [`Lanes`] in plain Rust, for any processor. Slow where the target has no fused multiply-add.
+//!
+//! The larger operations stay calls: unrolled into the kernels they would cost minutes to compile.
 
 use super::lanes::{LANES, Lanes};
 
@@ -40,7 +42,7 @@ impl Lanes for Scalar {
         *out = v;
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn load_f16(self, v: &[u16; LANES]) -> Self::F {
         v.map(|bits| half::f16::from_bits(bits).to_f32())
     }
@@ -80,7 +82,7 @@ impl Lanes for Scalar {
         zip(a, b, |a, b| a / b)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
         std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
     }
@@ -95,12 +97,12 @@ impl Lanes for Scalar {
         zip(a, b, |a, b| if a < b { a } else { b })
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn keep_first(self, v: Self::F, count: usize, other: f32) -> Self::F {
         std::array::from_fn(|i| if i < count { v[i] } else { other })
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn pow2(self, shifted: Self::F) -> Self::F {
         shifted.map(|v| f32::from_bits((v.to_bits() << 23).wrapping_add(127 << 23)))
     }
@@ -110,12 +112,12 @@ impl Lanes for Scalar {
         [v; LANES]
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn add_i32(self, a: Self::I, b: Self::I) -> Self::I {
         std::array::from_fn(|i| a[i].wrapping_add(b[i]))
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn to_f32(self, v: Self::I) -> Self::F {
         v.map(|v| v as f32)
     }
@@ -130,47 +132,52 @@ impl Lanes for Scalar {
         *out = v;
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn low_nibbles(self, v: Self::B) -> Self::B {
         v.map(|byte| byte & 15)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn high_nibbles(self, v: Self::B) -> Self::B {
         v.map(|byte| byte >> 4)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn with_bit<const STEP: i32>(self, v: Self::B, plane: Self::B) -> Self::B {
         std::array::from_fn(|i| v[i] | (((plane[i] >> STEP) & 1) << 4))
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn with_bit_pair<const STEP: i32>(self, v: Self::B, plane: Self::B) -> Self::B {
         std::array::from_fn(|i| v[i] | (((plane[i] >> (2 * STEP)) & 3) << 4))
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn splat_quad(self, v: &[u8; 4]) -> Self::B {
         std::array::from_fn(|i| v[i % 4])
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn dot_unsigned(self, codes: Self::B, values: Self::B) -> Self::H {
         pair_dot(codes.map(i32::from), values)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn dot_signed(self, codes: Self::B, values: Self::B) -> Self::H {
         pair_dot(codes.map(|code| i32::from(code as i8)), values)
     }
 
     #[inline(always)]
+    fn zero_i16(self) -> Self::H {
+        [0; 16]
+    }
+
+    #[inline(never)]
     fn add_i16(self, a: Self::H, b: Self::H) -> Self::H {
         std::array::from_fn(|i| a[i].wrapping_add(b[i]))
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn sum_pairs(self, v: Self::H) -> Self::I {
         std::array::from_fn(|i| i32::from(v[2 * i]) + i32::from(v[2 * i + 1]))
     }

@@ -43,7 +43,7 @@ impl FloatJob<'_> {
         while group < self.groups.end {
             let wide = group + WIDE <= self.groups.end;
             for tile in tiles(self.rows.start, self.rows.end) {
-                let full = tile.count == TILE;
+                let full = tile.rows == TILE;
                 match (full, wide) {
                     (true, true) => {
                         self.tile::<L, E, 2, TILE>(l, weights, load, group, tile.first);
@@ -51,7 +51,7 @@ impl FloatJob<'_> {
                     }
                     (true, false) => self.tile::<L, E, 1, TILE>(l, weights, load, group, tile.first),
                     (false, _) => {
-                        for row in tile.first..tile.first + tile.count {
+                        for row in tile.first..tile.first + tile.rows {
                             if wide {
                                 self.tile::<L, E, WIDE, 1>(l, weights, load, group, row);
                             } else {

@@ -18,6 +18,7 @@ mod lanes_avx2;
 mod lanes_scalar;
 mod linear;
 mod linear_float;
+mod linear_quantised;
 mod matrix;
 mod norm;
 mod packing;

@@ -44,18 +44,18 @@ impl Sums {
     }
 }
 
-/// Rows `first..first + count` of a tile-interleaved buffer.
+/// Rows `first..first + rows` of a tile-interleaved buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tile {
     /// First row.
     pub(crate) first: usize,
     /// Rows, at most [`TILE`].
-    pub(crate) count: usize,
+    pub(crate) rows: usize,
 }
 
 /// The tiles of rows `start..end`; `start` is a multiple of [`TILE`].
 pub(crate) fn tiles(start: usize, end: usize) -> impl Iterator<Item = Tile> {
-    (start..end).step_by(TILE).map(move |first| Tile { first, count: TILE.min(end - first) })
+    (start..end).step_by(TILE).map(move |first| Tile { first, rows: TILE.min(end - first) })
 }
 
 /// Quantised rows, kept from call to call so that their memory is used again.
@@ -69,12 +69,16 @@ pub(crate) struct Activations {
     pub(crate) cols: usize,
     /// Metadata words per row and block.
     pub(crate) words: usize,
+    /// Rows a tile has room for: one if there is one row, else [`TILE`], padded with rows nobody reads.
+    pub(crate) width: usize,
 }
 
 impl Activations {
     /// Makes room for `rows x cols`.
     pub(crate) fn reset(&mut self, rows: usize, cols: usize, sums: Sums) {
         (self.cols, self.words) = (cols, sums.words());
+        self.width = if rows == 1 { 1 } else { TILE };
+        let rows = rows.next_multiple_of(TILE);
         self.codes.resize(rows * cols / 4, [0; 4]);
         self.meta.resize(rows * (cols / BLOCK) * self.words, 0);
     }
@@ -83,8 +87,8 @@ impl Activations {
     #[inline(always)]
     pub(crate) fn tile(&self, tile: Tile) -> (&[[u8; 4]], &[u32]) {
         let (quads, words) = (self.cols / 4, self.cols / BLOCK * self.words);
-        let codes = self.codes.get(tile.first * quads..(tile.first + tile.count) * quads);
-        let meta = self.meta.get(tile.first * words..(tile.first + tile.count) * words);
+        let codes = self.codes.get(tile.first * quads..(tile.first + self.width) * quads);
+        let meta = self.meta.get(tile.first * words..(tile.first + self.width) * words);
         (codes.unwrap_or_default(), meta.unwrap_or_default())
     }
 }
@@ -97,6 +101,8 @@ pub(crate) struct QuantiseTile<'a> {
     pub(crate) cols: usize,
     /// The rows to do.
     pub(crate) tile: Tile,
+    /// `Activations::width`.
+    pub(crate) width: usize,
     /// What sums to keep.
     pub(crate) sums: Sums,
     /// `Activations::codes`, shared with the other tiles.
@@ -129,34 +135,35 @@ impl Kernel for QuantiseTile<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, _lanes: L) {
-        let Tile { first, count } = self.tile;
+        let Tile { first, rows } = self.tile;
+        let width = self.width;
         let (quads, words) = (self.cols / 4, self.sums.words());
         let row_words = self.cols / BLOCK * words;
         // SAFETY: the rows of a tile belong to this item alone.
         let (codes, meta) = unsafe {
             (
-                self.codes.slice(first * quads, count * quads),
-                self.meta.slice(first * row_words, count * row_words),
+                self.codes.slice(first * quads, width * quads),
+                self.meta.slice(first * row_words, width * row_words),
             )
         };
-        let blocks = codes.chunks_exact_mut(STEPS * count).zip(meta.chunks_exact_mut(words * count));
+        let blocks = codes.chunks_exact_mut(STEPS * width).zip(meta.chunks_exact_mut(words * width));
         for (block, (codes, meta)) in blocks.enumerate() {
-            for row in 0..count {
+            for row in 0..rows {
                 let at = (first + row) * self.cols + block * BLOCK;
                 let Some(values) = self.x.get(at..).and_then(|rest| rest.first_chunk()) else { return };
                 let (bytes, scale, sums) = quantise_block(values);
                 for (step, quad) in bytes.as_chunks::<4>().0.iter().enumerate() {
-                    codes[step * count + row] = *quad;
+                    codes[step * width + row] = *quad;
                 }
                 meta[row] = scale.to_bits();
                 match self.sums {
-                    Sums::Scaled => meta[count + row] = (scale * (sums[0] + sums[1]) as f32).to_bits(),
+                    Sums::Scaled => meta[width + row] = (scale * (sums[0] + sums[1]) as f32).to_bits(),
                     Sums::Offset { offset, parts: 1 } => {
-                        meta[count + row] = (-offset * (sums[0] + sums[1])) as u32;
+                        meta[width + row] = (-offset * (sums[0] + sums[1])) as u32;
                     }
                     Sums::Offset { offset, .. } => {
-                        meta[count + row] = (-offset * sums[0]) as u32;
-                        meta[2 * count + row] = (-offset * sums[1]) as u32;
+                        meta[width + row] = (-offset * sums[0]) as u32;
+                        meta[2 * width + row] = (-offset * sums[1]) as u32;
                     }
                 }
             }

@@ -1,0 +1,207 @@
+//! How close the kernels come to what the machine can do: int8 multiply-adds per second against a
+//! measured peak loop, and weight bytes per second against a plain read. Best of several interleaved
+//! rounds, because absolute figures drift with the machine's neighbours.
+//!
+//! `cargo run --release -p kernels --example ratio -- [threads] [name part]`
+#![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a measurement for people")]
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use kernels::backend::{AttentionShape, Backend, MatrixSpec, PageId, PoolSpec, RowGroup};
+use kernels::cpu::{CpuBackend, CpuOptions};
+use kernels::formats::TensorType;
+
+#[path = "../tests/sample/mod.rs"]
+mod sample;
+
+use sample::{Random, floats, tensor_of, weights};
+
+const ROUNDS: usize = 7;
+const PREFILL: usize = 512;
+
+/// (name, format, outputs, inputs, uses per token): matrices of real models.
+const SHAPES: &[(&str, TensorType, usize, usize, usize)] = &[
+    ("0.5b gate/up", TensorType::Q5_0, 4864, 896, 48),
+    ("0.5b down", TensorType::Q6_K, 896, 4864, 12),
+    ("0.5b down", TensorType::Q4_K, 896, 4864, 12),
+    ("0.5b q/o", TensorType::Q5_0, 896, 896, 48),
+    ("0.5b v/output", TensorType::Q8_0, 16384, 896, 12),
+    ("1.5b gate/up", TensorType::Q4_K, 8960, 1536, 56),
+    ("1.5b down", TensorType::Q6_K, 1536, 8960, 14),
+    ("smol gate/up", TensorType::Q4_1, 1536, 576, 60),
+    ("smol down", TensorType::Q4_1, 576, 1536, 30),
+    ("f16", TensorType::F16, 1536, 1536, 0),
+];
+
+/// Seconds that `f` takes: of this thread on a processor where the system tells, else by the clock.
+fn seconds(threads: usize, f: &mut dyn FnMut()) -> f64 {
+    let on_processor = || {
+        let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+        Some(text.split_whitespace().next()?.parse::<f64>().ok()? / 1e9)
+    };
+    let (clock, before) = (Instant::now(), on_processor());
+    f();
+    let elapsed = clock.elapsed().as_secs_f64();
+    match (threads, before, on_processor()) {
+        (1, Some(before), Some(after)) if after > before => after - before,
+        _ => elapsed,
+    }
+}
+
+/// Best seconds of `f` over some repetitions.
+fn best(backend: &CpuBackend, f: &mut dyn FnMut()) -> f64 {
+    (0..3).map(|_| seconds(backend.threads(), f)).fold(f64::INFINITY, f64::min)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn peak_loop(steps: usize) -> i32 {
+    use std::arch::x86_64::*;
+    let (mut sums, w) = ([_mm256_setzero_si256(); 8], black_box(_mm256_set1_epi8(3)));
+    let x = black_box(_mm256_set1_epi8(5));
+    for _ in 0..steps {
+        for sum in &mut sums {
+            *sum = _mm256_add_epi16(*sum, _mm256_maddubs_epi16(w, black_box_reg(x)));
+        }
+    }
+    let total = sums.into_iter().fold(x, |a, b| _mm256_xor_si256(a, b));
+    _mm256_extract_epi32::<0>(total)
+}
+
+/// Keeps the compiler from hoisting a product out of the loop, without touching memory.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+#[inline]
+fn black_box_reg(x: std::arch::x86_64::__m256i) -> std::arch::x86_64::__m256i {
+    let mut x = x;
+    // SAFETY: an empty instruction sequence.
+    unsafe { std::arch::asm!("/* {0} */", inout(ymm_reg) x, options(nomem, nostack, preserves_flags)) };
+    x
+}
+
+/// Runs `part` on `threads` threads at once; seconds.
+fn together(threads: usize, part: &(dyn Fn(usize) + Sync)) -> f64 {
+    seconds(threads, &mut || {
+        std::thread::scope(|scope| {
+            for index in 1..threads {
+                scope.spawn(move || part(index));
+            }
+            part(0);
+        });
+    })
+}
+
+/// int8 multiply-adds per second of `threads` threads at once.
+fn peak(threads: usize) -> f64 {
+    let steps = 1_000_000;
+    #[cfg(target_arch = "x86_64")]
+    if kernels::cpu::Isa::Avx2.is_available() {
+        // SAFETY: the feature was detected.
+        let time = together(threads, &|_| unsafe {
+            black_box(peak_loop(steps));
+        });
+        return (threads * steps * 8 * 32) as f64 / time;
+    }
+    let _ = (threads, steps);
+    f64::NAN
+}
+
+/// Bytes per second of a plain read.
+fn read_speed(threads: usize, bytes: &[u64]) -> f64 {
+    let part = bytes.len().div_ceil(threads);
+    let time = together(threads, &|index| {
+        black_box(bytes[index * part..].iter().take(part).fold(0u64, |a, b| a ^ b));
+    });
+    (bytes.len() * 8) as f64 / time
+}
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let threads = args.next().and_then(|text| text.parse().ok()).unwrap_or(0);
+    let filter = args.next().unwrap_or_default();
+    let backend = CpuBackend::new(CpuOptions { threads, isa: None }).unwrap();
+    let threads = backend.threads();
+    println!("{}", backend.describe());
+    let big = vec![1u64; 32 << 20];
+    let (mut top_macs, mut top_read) = (0.0f64, 0.0f64);
+    for _ in 0..ROUNDS {
+        top_macs = top_macs.max(peak(threads));
+        top_read = top_read.max(read_speed(threads, &big));
+    }
+    println!("peak {:.0} GMAC/s, plain read {:.1} GB/s", top_macs / 1e9, top_read / 1e9);
+    for &(name, format, outputs, inputs, _) in SHAPES.iter().filter(|shape| shape.0.contains(&filter)) {
+        linear(&backend, name, format, outputs, inputs, top_macs, top_read);
+    }
+    if "attention".contains(&filter) || filter.is_empty() {
+        attention(&backend, "0.5b prefill", 14, 2, 64, PREFILL, 0);
+        attention(&backend, "0.5b decode 4k", 14, 2, 64, 1, 4095);
+        attention(&backend, "1.5b prefill", 12, 2, 128, PREFILL, 0);
+    }
+}
+
+fn linear(
+    backend: &CpuBackend,
+    name: &str,
+    format: TensorType,
+    outputs: usize,
+    inputs: usize,
+    top_macs: f64,
+    top_read: f64,
+) {
+    let mut random = Random::new(1);
+    let spec = MatrixSpec { name: name.to_string(), format, rows: outputs, cols: inputs };
+    let bytes = weights(&mut random, format, outputs, inputs);
+    // Enough copies that a matrix-vector product finds none of them in a cache.
+    let copies = (96usize << 20).div_ceil(bytes.len());
+    let matrices: Vec<_> = (0..copies).map(|_| backend.load_matrix(&spec, &bytes).unwrap()).collect();
+    let x = tensor_of(backend, &floats(&mut random, PREFILL * inputs, 1.0), inputs);
+    let mut out = backend.tensor(PREFILL, outputs).unwrap();
+    let (mut many, mut one) = (f64::INFINITY, f64::INFINITY);
+    for _ in 0..ROUNDS {
+        many = many
+            .min(best(backend, &mut || backend.linear(&matrices[0], None, &x, &mut out, PREFILL).unwrap()));
+        one = one.min(best(backend, &mut || {
+            for matrix in &matrices {
+                backend.linear(matrix, None, &x, &mut out, 1).unwrap();
+            }
+        }));
+    }
+    let macs = (PREFILL * outputs * inputs) as f64 / many;
+    let resident: usize = matrices.iter().map(|m| backend.matrix_bytes(m)).sum();
+    let read = resident as f64 / one;
+    println!(
+        "{name:13} {format:5} {outputs:5} x {inputs:4}: {:6.1} GMAC/s {:3.0}% | one row {:5.1} GB/s {:3.0}%, {:.2} of the file's bytes",
+        macs / 1e9,
+        100.0 * macs / top_macs,
+        read / 1e9,
+        100.0 * read / top_read,
+        resident as f64 / (copies * bytes.len()) as f64,
+    );
+}
+
+fn attention(
+    backend: &CpuBackend,
+    name: &str,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    rows: usize,
+    start: usize,
+) {
+    let tokens = start + rows;
+    let pages = tokens.div_ceil(16);
+    let pool = backend.pool(PoolSpec { pages: pages * kv_heads, head_dim }).unwrap();
+    let tables: Vec<Vec<PageId>> =
+        (0..kv_heads).map(|h| (0..pages).map(|p| PageId((p * kv_heads + h) as u32)).collect()).collect();
+    let tables: Vec<&[PageId]> = tables.iter().map(Vec::as_slice).collect();
+    let shape = AttentionShape { heads, kv_heads, head_dim, scale: 0.1 };
+    let groups = [RowGroup { tables: &tables, first_row: 0, rows, start }];
+    let q = tensor_of(backend, &floats(&mut Random::new(2), rows * heads * head_dim, 1.0), heads * head_dim);
+    let mut out = backend.tensor(rows, heads * head_dim).unwrap();
+    let seconds = (0..ROUNDS)
+        .map(|_| best(backend, &mut || backend.attention(&pool, shape, &groups, &q, &mut out, None).unwrap()))
+        .fold(f64::INFINITY, f64::min);
+    let macs = (rows * (start + rows.div_ceil(2)) * heads * head_dim * 2) as f64;
+    println!("attention {name:14}: {:6.1} GMAC/s, {:.3} ms a layer", macs / seconds / 1e9, seconds * 1e3);
+}
