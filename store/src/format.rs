@@ -75,20 +75,16 @@ impl Format {
             Some(found) if found > FORMAT_VERSION => return Err(Problem::Newer(found)),
             _ => return Err(bad("its version line cannot be read")),
         }
-        let body = text.split_once("crc ").map_or(text, |(body, _)| body);
-        let sum = text
-            .split_once("crc ")
-            .and_then(|(_, sum)| u32::from_str_radix(sum.trim(), 16).ok())
-            .ok_or_else(|| bad("its checksum line cannot be read"))?;
-        if crc32c::crc32c(body.as_bytes()) != sum {
-            return Err(bad("its checksum does not match"));
-        }
         let store_id = lines
             .next()
             .and_then(|l| l.strip_prefix("id "))
             .and_then(|id| u128::from_str_radix(id, 16).ok())
             .ok_or_else(|| bad("its id line cannot be read"))?;
-        Ok(Self { store_id })
+        let format = Self { store_id };
+        if format.text() != text {
+            return Err(bad("it is not as this version writes it"));
+        }
+        Ok(format)
     }
 }
 

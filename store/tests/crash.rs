@@ -204,6 +204,18 @@ impl Said {
     }
 }
 
+/// Where a child's panics go: beside its directory.
+fn complaints(dir: &Path) -> std::path::PathBuf {
+    dir.with_file_name("complaints")
+}
+
+/// A directory for a store, and what keeps it alive.
+fn home() -> (tempfile::TempDir, std::path::PathBuf) {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path().join("data");
+    (home, dir)
+}
+
 fn spawn(dir: &Path, mode: &str, failpoints: &str) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "child", "--nocapture", "--test-threads=1"])
@@ -211,7 +223,7 @@ fn spawn(dir: &Path, mode: &str, failpoints: &str) -> Child {
         .env(MODE_ENV, mode)
         .env(FAILPOINTS_ENV, failpoints)
         .stdout(Stdio::piped())
-        .stderr(Stdio::null())
+        .stderr(std::fs::File::create(complaints(dir)).unwrap())
         .spawn()
         .unwrap()
 }
@@ -221,11 +233,11 @@ fn spawn(dir: &Path, mode: &str, failpoints: &str) -> Child {
 fn i6_a_killed_process_loses_nothing_it_acknowledged() {
     let cycles = std::env::var("STORE_CRASH_CYCLES").ok().and_then(|n| n.parse().ok()).unwrap_or(16u64);
     let seed = std::env::var("STORE_CRASH_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(1u64);
-    let dir = tempfile::tempdir().unwrap();
+    let (_home, dir) = home();
     let mut said = Said::default();
     let mut dice = Dice(seed);
     for cycle in 0..cycles {
-        let mut child = spawn(dir.path(), "endless", "");
+        let mut child = spawn(&dir, "endless", "");
         let context = format!("cycle {cycle} of seed {seed}");
         // Every third child is killed at a random moment after its start, most often while it opens and recovers;
         // the others after some acknowledgements.
@@ -242,18 +254,20 @@ fn i6_a_killed_process_loses_nothing_it_acknowledged() {
                 }
             });
         }
-        assert_eq!(child.wait().unwrap().signal(), Some(9), "{context}: the child must not end by itself");
+        let signal = child.wait().unwrap().signal();
+        let complaint = std::fs::read_to_string(complaints(&dir)).unwrap();
+        assert_eq!(signal, Some(9), "{context}: the child ended by itself: {complaint}");
         if cycle % 4 == 1 {
-            let store = Store::open(dir.path(), child_options()).unwrap();
+            let store = Store::open(&dir, child_options()).unwrap();
             said.hold(&store, &context);
         }
     }
-    let store = Store::open(dir.path(), child_options()).unwrap();
+    let store = Store::open(&dir, child_options()).unwrap();
     said.hold(&store, "at the end");
     store.close().unwrap();
     // And from the logs and packs alone.
-    std::fs::remove_dir_all(dir.path().join("meta")).unwrap();
-    let store = Store::open(dir.path(), child_options()).unwrap();
+    std::fs::remove_dir_all(dir.join("meta")).unwrap();
+    let store = Store::open(&dir, child_options()).unwrap();
     assert!(store.recovery().rebuilt.is_some());
     said.hold(&store, "rebuilt");
     assert!(said.lines > 100, "{} acknowledgements", said.lines);
@@ -261,18 +275,18 @@ fn i6_a_killed_process_loses_nothing_it_acknowledged() {
 
 #[test]
 fn i6_an_abort_at_any_fail_point_loses_nothing_acknowledged() {
-    let dir = tempfile::tempdir().unwrap();
+    let (_home, dir) = home();
     let mut said = Said::default();
     let run = |said: &mut Said, mode: &str, failpoints: &str| {
-        let mut child = spawn(dir.path(), mode, failpoints);
+        let mut child = spawn(&dir, mode, failpoints);
         said.listen(&mut child, |_, _| {});
         child.wait().unwrap()
     };
     for (i, name) in ALL_POINTS.iter().enumerate() {
         let mode = match *name {
             "open.before_quarantine" | "open.after_quarantine" => {
-                std::fs::create_dir_all(dir.path().join("meta")).unwrap();
-                std::fs::write(dir.path().join("meta/suspect"), b"").unwrap();
+                std::fs::create_dir_all(dir.join("meta")).unwrap();
+                std::fs::write(&dir.join("meta/suspect"), b"").unwrap();
                 "script"
             }
             "packs.before_quarantine" => {
@@ -286,31 +300,31 @@ fn i6_an_abort_at_any_fail_point_loses_nothing_acknowledged() {
         let pass = if name.starts_with("journal.") && name.ends_with("sync") { i % 5 } else { 0 };
         let status = run(&mut said, mode, &format!("{name}=abort@{pass}"));
         assert_eq!(status.signal(), Some(6), "{name} was not reached");
-        let store = Store::open(dir.path(), child_options()).unwrap();
+        let store = Store::open(&dir, child_options()).unwrap();
         said.hold(&store, name);
         store.close().unwrap();
     }
     assert!(run(&mut said, "script", "").success());
-    said.hold(&Store::open(dir.path(), child_options()).unwrap(), "at the end");
+    said.hold(&Store::open(&dir, child_options()).unwrap(), "at the end");
 }
 
 #[test]
 fn a_killed_holder_frees_the_directory() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut child = spawn(dir.path(), "endless", "");
+    let (_home, dir) = home();
+    let mut child = spawn(&dir, "endless", "");
     let mut said = Said::default();
     let mut pid = None;
     let id = child.id();
     said.listen(&mut child, |child, lines| {
         if lines == 5 {
-            pid = store::holder(dir.path()).map(|h| h.pid);
-            let refused = Store::open(dir.path(), child_options()).err().unwrap();
+            pid = store::holder(&dir).map(|h| h.pid);
+            let refused = Store::open(&dir, child_options()).err().unwrap();
             assert!(matches!(refused, store::OpenError::InUse { pid: Some(p), .. } if p == id), "{refused}");
             child.kill().unwrap();
         }
     });
     child.wait().unwrap();
     assert_eq!(pid, Some(id));
-    assert_eq!(store::holder(dir.path()), None);
-    said.hold(&Store::open(dir.path(), child_options()).unwrap(), "after the kill");
+    assert_eq!(store::holder(&dir), None);
+    said.hold(&Store::open(&dir, child_options()).unwrap(), "after the kill");
 }

@@ -163,7 +163,7 @@ fn a_damaged_record_is_an_error_by_name_and_can_be_read_past() {
     let real = store::RealDisk;
     let path = journal_files(&real, dir.path()).pop().unwrap();
     let file = real.open(&path).unwrap();
-    let first = 16 + 1 + 16 + 4 + 1 + 4 + 4 + 4 + bytes_of("s", 1).len() as u64;
+    let first = 24 + 1 + 16 + 4 + 1 + 4 + 4 + 4 + bytes_of("s", 1).len() as u64;
     let mut byte = [0];
     file.read_at(64 + first + 60, &mut byte).unwrap();
     file.write_at(64 + first + 60, &[!byte[0]]).unwrap();

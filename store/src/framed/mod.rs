@@ -20,8 +20,8 @@ use crate::limits::MAX_FRAME_BODY;
 
 /// Bytes of a file's header; the first frame starts here.
 pub(crate) const FILE_HEADER: u64 = 64;
-/// Bytes before a frame's body: marker, length, header CRC, body CRC.
-pub(crate) const FRAME_HEADER: usize = 16;
+/// Bytes before a frame's body: marker, length, start of its group, header CRC, body CRC.
+pub(crate) const FRAME_HEADER: usize = 24;
 /// Starts every frame; searched for behind damage.
 const MARKER: [u8; 4] = [0xA5, b'F', b'r', 0x5A];
 const FILE_MAGIC: &[u8; 8] = b"SRLOGFIL";
@@ -73,31 +73,45 @@ pub(crate) fn header_is_good(salt: &Salt, header: &[u8]) -> bool {
         && header[60..64] == salt.sum(0, [&header[..60], &[]]).to_le_bytes()
 }
 
-/// Appends the frame of `body`, which will stand at `offset` of its file, to `out`. The body is at most
-/// [`MAX_FRAME_BODY`] bytes; callers check their inputs against smaller limits.
-pub(crate) fn push_frame(out: &mut Vec<u8>, salt: &Salt, offset: u64, body: &[u8]) {
+/// Appends the frame of `body`, which will stand at `offset` of its file, to `out`. `group` is where the frames that
+/// are synced together with it start. The body is at most [`MAX_FRAME_BODY`] bytes; callers check their inputs
+/// against smaller limits.
+pub(crate) fn push_frame(out: &mut Vec<u8>, salt: &Salt, offset: u64, group: u64, body: &[u8]) {
     debug_assert!(body.len() <= MAX_FRAME_BODY);
-    let len = (body.len() as u32).to_le_bytes();
-    out.extend_from_slice(&MARKER);
-    out.extend_from_slice(&len);
-    out.extend_from_slice(&salt.sum(offset, [&MARKER, &len]).to_le_bytes());
-    out.extend_from_slice(&salt.sum(offset, [&len, body]).to_le_bytes());
+    let mut head = [0; FRAME_HEADER - 8];
+    head[..4].copy_from_slice(&MARKER);
+    head[4..8].copy_from_slice(&(body.len() as u32).to_le_bytes());
+    head[8..].copy_from_slice(&group.to_le_bytes());
+    out.extend_from_slice(&head);
+    out.extend_from_slice(&salt.sum(offset, [&head, &[]]).to_le_bytes());
+    out.extend_from_slice(&salt.sum(offset, [&head, body]).to_le_bytes());
     out.extend_from_slice(body);
+}
+
+/// A good frame.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Frame<'a> {
+    /// Where the group it was synced with starts.
+    pub(crate) group: u64,
+    pub(crate) body: &'a [u8],
 }
 
 /// The body length that a frame header at `offset` announces, if the header is good.
 fn frame_len(salt: &Salt, offset: u64, header: &[u8]) -> Option<usize> {
-    let (marker, len) = (header.get(..4)?, header.get(4..8)?);
-    if marker != MARKER || header.get(8..12)? != salt.sum(offset, [marker, len]).to_le_bytes() {
+    let head = header.get(..16)?;
+    if !head.starts_with(&MARKER) || header.get(16..20)? != salt.sum(offset, [head, &[]]).to_le_bytes() {
         return None;
     }
-    let len = u32::from_le_bytes(len.try_into().ok()?) as usize;
+    let len = u32::from_le_bytes(head[4..8].try_into().ok()?) as usize;
     (len <= MAX_FRAME_BODY).then_some(len)
 }
 
-/// The body of the frame that `frame` (header and body) holds, if all of it is good.
-fn frame_body<'a>(salt: &Salt, offset: u64, frame: &'a [u8]) -> Option<&'a [u8]> {
-    let len = frame_len(salt, offset, frame)?;
-    let body = frame.get(FRAME_HEADER..FRAME_HEADER + len)?;
-    (frame.get(12..16)? == salt.sum(offset, [&frame[4..8], body]).to_le_bytes()).then_some(body)
+/// The frame that `bytes` (header and body) hold, if all of it is good.
+fn read_frame<'a>(salt: &Salt, offset: u64, bytes: &'a [u8]) -> Option<Frame<'a>> {
+    let len = frame_len(salt, offset, bytes)?;
+    let body = bytes.get(FRAME_HEADER..FRAME_HEADER + len)?;
+    if bytes[20..24] != salt.sum(offset, [&bytes[..16], body]).to_le_bytes() {
+        return None;
+    }
+    Some(Frame { group: u64::from_le_bytes(bytes[8..16].try_into().ok()?), body })
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::{FILE_HEADER, FRAME_HEADER, MARKER, Salt, frame_body, frame_len};
+use super::{FILE_HEADER, FRAME_HEADER, Frame, MARKER, Salt, frame_len, read_frame};
 use crate::disk::DiskFile;
 
 /// Bytes read at a time.
@@ -24,6 +24,16 @@ pub(crate) struct Scan {
     pub(crate) len: u64,
     /// Damage in the middle.
     pub(crate) gaps: Vec<Gap>,
+    /// Where the group of the last good frame starts.
+    pub(crate) last_group: u64,
+}
+
+impl Scan {
+    /// Where the last group is torn, if it is: its frames were written and not synced, so any part of them may be
+    /// missing. `known` is where what is known to be durable ends.
+    pub(crate) fn torn_group(&self, known: u64) -> Option<u64> {
+        self.gaps.iter().map(|gap| gap.start).find(|start| *start >= self.last_group.max(known))
+    }
 }
 
 /// Reads frames through a window.
@@ -32,19 +42,23 @@ pub(crate) struct FrameReader<'a> {
     salt: Salt,
     window: Vec<u8>,
     start: u64,
+    /// The window reaches the end of the file.
+    at_end: bool,
 }
 
 impl<'a> FrameReader<'a> {
     pub(crate) fn new(file: &'a dyn DiskFile, salt: Salt) -> Self {
-        Self { file, salt, window: Vec::new(), start: 0 }
+        Self { file, salt, window: Vec::new(), start: 0, at_end: false }
     }
 
     /// Up to `len` bytes at `offset`; fewer at the end of the file.
     fn bytes(&mut self, offset: u64, len: usize, ahead: usize) -> io::Result<&[u8]> {
-        let inside = offset >= self.start && offset + len as u64 <= self.start + self.window.len() as u64;
-        if !inside {
+        let window_end = self.start + self.window.len() as u64;
+        let inside = (self.start..=window_end).contains(&offset);
+        if !inside || (offset + len as u64 > window_end && !self.at_end) {
             self.window.resize(len.max(ahead), 0);
             let got = self.file.read_at(offset, &mut self.window)?;
+            self.at_end = got < self.window.len();
             self.window.truncate(got);
             self.start = offset;
         }
@@ -55,17 +69,17 @@ impl<'a> FrameReader<'a> {
 
     /// The body of the frame at `offset`, or `None` if there is no good frame.
     pub(crate) fn frame(&mut self, offset: u64) -> io::Result<Option<&[u8]>> {
-        self.frame_ahead(offset, 4096)
+        Ok(self.frame_ahead(offset, 4096)?.map(|frame| frame.body))
     }
 
-    fn frame_ahead(&mut self, offset: u64, ahead: usize) -> io::Result<Option<&[u8]>> {
+    fn frame_ahead(&mut self, offset: u64, ahead: usize) -> io::Result<Option<Frame<'_>>> {
         let salt = self.salt;
         let Some(len) = frame_len(&salt, offset, self.bytes(offset, FRAME_HEADER, ahead.max(FRAME_HEADER))?)
         else {
             return Ok(None);
         };
         let frame = self.bytes(offset, FRAME_HEADER + len, ahead)?;
-        Ok(frame_body(&salt, offset, frame))
+        Ok(read_frame(&salt, offset, frame))
     }
 
     /// Where the next good frame at or after `offset` starts.
@@ -103,12 +117,12 @@ pub(crate) fn scan<E: From<io::Error>>(
     let len = file.len()?;
     let mut reader = FrameReader::new(file, salt);
     let mut at = from.max(FILE_HEADER);
-    let mut found = Scan { end: at, len, gaps: Vec::new() };
+    let mut found = Scan { end: at, len, ..Scan::default() };
     while at < len {
-        if let Some(body) = reader.frame_ahead(at, WINDOW)? {
-            let size = (FRAME_HEADER + body.len()) as u64;
-            visit(at, body)?;
-            at += size;
+        if let Some(frame) = reader.frame_ahead(at, WINDOW)? {
+            visit(at, frame.body)?;
+            found.last_group = frame.group;
+            at += (FRAME_HEADER + frame.body.len()) as u64;
             found.end = at;
         } else if let Some(next) = reader.resync(at + 1, len)? {
             found.gaps.push(Gap { start: at, end: next });
@@ -136,7 +150,7 @@ mod tests {
         for body in bodies {
             starts.push(bytes.len() as u64);
             let at = bytes.len() as u64;
-            push_frame(&mut bytes, salt, at, body);
+            push_frame(&mut bytes, salt, at, at, body);
         }
         file.write_at(0, &bytes).unwrap();
         (file, starts)
@@ -171,7 +185,11 @@ mod tests {
         for cut in (FILE_HEADER..len).rev() {
             file.truncate(cut).unwrap();
             let (found, seen) = collect(&*file, salt);
-            let whole = starts.iter().zip(&bodies).filter(|(s, b)| **s + 16 + b.len() as u64 <= cut).count();
+            let whole = starts
+                .iter()
+                .zip(&bodies)
+                .filter(|(s, b)| **s + FRAME_HEADER as u64 + b.len() as u64 <= cut)
+                .count();
             assert_eq!((seen.len(), found.gaps.len()), (whole, 0), "cut {cut}");
         }
     }
@@ -180,7 +198,7 @@ mod tests {
     fn a_payload_that_imitates_a_frame_is_not_taken_for_one() {
         let salt = Salt::new(7, 1, 3);
         let mut inner = Vec::new();
-        push_frame(&mut inner, &salt, FILE_HEADER, b"forged");
+        push_frame(&mut inner, &salt, FILE_HEADER, FILE_HEADER, b"forged");
         let (file, starts) = file_of(&[inner, b"true".to_vec()], &salt);
         file.write_at(starts[0] + 5, &[0xff]).unwrap();
         let (found, seen) = collect(&*file, salt);

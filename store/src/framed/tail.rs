@@ -63,7 +63,7 @@ impl LogTail {
             self.rotate()?;
         }
         let pos = self.end();
-        push_frame(&mut self.buffer, &self.dir.salt(self.number), pos.offset, body);
+        push_frame(&mut self.buffer, &self.dir.salt(self.number), pos.offset, self.written, body);
         Ok(pos)
     }
 

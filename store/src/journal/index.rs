@@ -3,7 +3,7 @@
 //! Used in two ways with the same result: by the commit thread as groups become durable, and by recovery for what
 //! the index on disk may have missed. Applying a change twice changes nothing.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, RwLock};
 
 use crate::framed::LogPos;
@@ -250,6 +250,7 @@ pub(crate) struct Loaded {
     /// The last group it holds.
     pub(crate) commit: Option<Watermark>,
     records: HashMap<Arc<str>, u64>,
+    removing: HashSet<Arc<str>>,
 }
 
 impl Loaded {
@@ -268,7 +269,12 @@ impl Loaded {
             keys::SESSION => {
                 let session = std::str::from_utf8(rest).ok()?.into();
                 let found = SessionState { last_seq: le64(value, 0)?, count: le64(value, 8)? };
-                self.state.sessions.insert(session, found);
+                // A removal that a crash cut short is finished by the replay of its tombstone.
+                if found.count == REMOVING {
+                    self.removing.insert(session);
+                } else {
+                    self.state.sessions.insert(session, found);
+                }
             }
             keys::FILE => {
                 let session: Arc<str> = std::str::from_utf8(rest.get(8..)?).ok()?.into();
@@ -284,14 +290,14 @@ impl Loaded {
 
     /// Whether the entries agree with each other: a missing one would go unnoticed otherwise.
     pub(crate) fn check(&self) -> Result<(), String> {
-        // A removal that a crash cut short is finished by the replay of its tombstone.
-        for (session, found) in self.state.sessions.iter().filter(|(_, s)| s.count != REMOVING) {
+        for (session, found) in &self.state.sessions {
             let records = self.records.get(session).copied().unwrap_or(0);
             if records != found.count {
                 return Err(format!("session {session:?} has {records} indexed records of {}", found.count));
             }
         }
-        match self.records.keys().find(|s| !self.state.sessions.contains_key(*s)) {
+        let known = |s: &Arc<str>| self.state.sessions.contains_key(s) || self.removing.contains(s);
+        match self.records.keys().find(|s| !known(s)) {
             Some(stray) => Err(format!("session {stray:?} has indexed records but no entry")),
             None => Ok(()),
         }

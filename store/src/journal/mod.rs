@@ -122,6 +122,8 @@ impl From<JournalError> for MetaError {
 pub struct Appended {
     /// The record's number within its session.
     pub seq: u64,
+    /// Wall time of the append, as the record has it.
+    pub time_ms: u64,
     /// Tells when the record is durable.
     pub ticket: Ticket,
 }
@@ -177,8 +179,9 @@ impl Journal {
         if payload.len() > MAX_PAYLOAD {
             return Err(JournalError::PayloadTooLarge { len: payload.len(), limit: MAX_PAYLOAD });
         }
-        let (seq, ticket) = self.queue.push_event(session, self.clock.now_ms(), kind.to_owned(), payload)?;
-        Ok(Appended { seq, ticket })
+        let time_ms = self.clock.now_ms();
+        let (seq, ticket) = self.queue.push_event(session, time_ms, kind.to_owned(), payload)?;
+        Ok(Appended { seq, time_ms, ticket })
     }
 
     /// The durable records of a session behind number `after_seq`, in order.

@@ -1,6 +1,7 @@
 //! Recovery of the logs: what the index may have missed is applied to it, torn ends are cut, damage is kept and
 //! reported.
 
+use std::cmp::Ordering;
 use std::io;
 use std::sync::Arc;
 
@@ -68,6 +69,10 @@ impl Replay<'_> {
             let file = dir.open(number)?;
             // A file shorter than what was known to be durable is read again from its start to find its true end.
             let from = if file.len()? < from { FILE_HEADER } else { from };
+            let last = i + 1 == files.len();
+            if last {
+                self.cut_torn_group(dir, number, from, known_end)?;
+            }
             let found = scan::<ReplayError>(&*file, dir.salt(number), from, &mut |offset, body| {
                 let pos = LogPos { file: number, offset };
                 let bytes = (FRAME_HEADER + body.len()) as u64;
@@ -93,11 +98,36 @@ impl Replay<'_> {
             }
             self.report.journal_records_replayed += count;
             self.report.unreadable_frames += strange;
-            let last = i + 1 == files.len();
             self.finish(dir, number, &found, last, known_end)?;
             end = LogPos { file: number, offset: found.end };
         }
         Ok(end)
+    }
+
+    /// Cuts a group that was written and never synced: the pieces of it that reached the disk may leave a hole
+    /// before whole frames. None of it was acknowledged; a copy is kept all the same.
+    fn cut_torn_group(
+        &mut self,
+        dir: &LogDir,
+        number: u64,
+        from: u64,
+        known_end: LogPos,
+    ) -> Result<(), ReplayError> {
+        let file = dir.open(number)?;
+        let found = scan::<ReplayError>(&*file, dir.salt(number), from, &mut |_, _| Ok(()))?;
+        let known = match known_end.file.cmp(&number) {
+            Ordering::Less => 0,
+            Ordering::Equal => known_end.offset,
+            Ordering::Greater => u64::MAX,
+        };
+        if let Some(cut) = found.torn_group(known) {
+            let kept = self.quarantine.copy_file(&dir.path(number))?;
+            self.report.quarantined.push(kept.display().to_string());
+            self.report.torn_tail_bytes += found.len - cut;
+            file.truncate(cut)?;
+            file.sync_data()?;
+        }
+        Ok(())
     }
 
     /// Keeps and reports damage, cuts a torn end, repairs a header.
@@ -196,6 +226,9 @@ impl Replay<'_> {
             let mut applied = 0;
             let file = dir.open(number)?;
             let from = if file.len()? < from { FILE_HEADER } else { from };
+            if Some(number) == last {
+                self.cut_torn_group(dir, number, from, known_end)?;
+            }
             let found = scan::<ReplayError>(&*file, dir.salt(number), from, &mut |_, body| {
                 match read_meta_frame(body) {
                     Some(MetaFrame::Ops(ops) | MetaFrame::Export(ops)) => {
