@@ -286,7 +286,7 @@ fn i6_an_abort_at_any_fail_point_loses_nothing_acknowledged() {
         let mode = match *name {
             "open.before_quarantine" | "open.after_quarantine" => {
                 std::fs::create_dir_all(dir.join("meta")).unwrap();
-                std::fs::write(&dir.join("meta/suspect"), b"").unwrap();
+                std::fs::write(dir.join("meta/suspect"), b"").unwrap();
                 "script"
             }
             "packs.before_quarantine" => {

@@ -8,6 +8,7 @@ mod fault;
 mod header;
 mod read;
 mod rebuild;
+mod reclaim;
 mod state;
 mod write;
 
@@ -255,7 +256,7 @@ pub trait CellStore: Send + Sync {
     /// Where the cells stand; `None` for those absent. Does not count as use.
     fn locate(&self, ids: &[CellId]) -> Vec<Option<CellLocation>>;
 
-    /// Removes cells; leased ones stay.
+    /// Removes cells, durably; leased ones stay.
     ///
     /// # Errors
     /// [`CellError`].

@@ -1,4 +1,4 @@
-//! Saving, dropping and evicting cells. Order of a put: payload, fsync, index. Order of a drop: index, then bytes.
+//! Saving cells. The order is payload, fsync, index: an index entry never points at bytes that a crash could take.
 
 use std::collections::HashSet;
 use std::io;
@@ -6,10 +6,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, MutexGuard};
 
 use super::header::{ALIGN, CELL_HEADER, CellHeader, Place, pack_header, record_len};
-use super::state::{Pack, place_value};
-use super::{
-    CancelFlag, CellError, CellId, CellLocation, CellWrite, PackStore, PutReport, Refusal, RemoveReport,
-};
+use super::state::place_value;
+use super::{CancelFlag, CellError, CellId, CellLocation, CellWrite, PackStore, PutReport, Refusal};
 use crate::disk::DiskFile;
 use crate::failpoint::point;
 use crate::limits::{MAX_CELL_PAYLOAD, MAX_META_BATCH};
@@ -46,14 +44,20 @@ impl PackStore {
         let mut report = PutReport::default();
         let mut written: Vec<(CellId, CellLocation)> = Vec::new();
         let mut seen = HashSet::new();
+        let mut failed = None;
         for cell in cells {
             if !seen.insert(cell.id) || lock(&self.cells).touch(&cell.id).is_some() {
                 report.present.push(cell.id);
                 continue;
             }
-            match self.write_cell(&mut tail, cell, &mut report)? {
-                Ok(place) => written.push((cell.id, place)),
-                Err(refusal) => report.refused.push((cell.id, refusal)),
+            match self.write_cell(&mut tail, cell, &mut report) {
+                Ok(Ok(place)) => written.push((cell.id, place)),
+                Ok(Err(refusal)) => report.refused.push((cell.id, refusal)),
+                Err(error) => {
+                    // Those written before are saved all the same.
+                    failed = Some(error);
+                    break;
+                }
             }
         }
         if let Err(e) = self.sync_written(&mut tail, &written) {
@@ -68,7 +72,7 @@ impl PackStore {
         let mut index = lock(&self.cells);
         index.counters.refused += report.refused.len() as u64;
         index.counters.evicted += report.evicted.len() as u64;
-        Ok(report)
+        failed.map_or(Ok(report), Err)
     }
 
     /// Writes one cell, without syncing it.
@@ -185,126 +189,5 @@ impl PackStore {
             }
         }
         point(point::PACKS_AFTER_INDEX)
-    }
-
-    /// Evicts until `size` more bytes fit the quota; whether they do.
-    fn make_room(
-        &self,
-        tail: &mut MutexGuard<'_, Option<Tail>>,
-        size: u64,
-        evicted: &mut Vec<CellId>,
-    ) -> Result<bool, CellError> {
-        // A new pack's own header may be needed too.
-        let needed = size + ALIGN;
-        if needed > self.parts.quota {
-            return Ok(false);
-        }
-        loop {
-            let victims = {
-                let index = lock(&self.cells);
-                let over = (index.disk_bytes() + needed).saturating_sub(self.parts.quota);
-                if over == 0 {
-                    return Ok(true);
-                }
-                let mut freed = 0;
-                let mut victims = Vec::new();
-                for id in index.by_use() {
-                    if freed >= over || victims.len() >= MAX_META_BATCH {
-                        break;
-                    }
-                    if let Some(place) = index.get(id).filter(|_| !self.parts.leases.is_leased(id)) {
-                        freed += record_len(place.len);
-                        victims.push(*id);
-                    }
-                }
-                victims
-            };
-            if victims.is_empty() {
-                // What is left may be dead bytes that could not be punched out.
-                return self.drop_empty_packs(tail, needed);
-            }
-            self.drop_cells(tail, &victims)?;
-            evicted.extend(victims);
-        }
-    }
-
-    pub(super) fn remove_cells(&self, ids: &[CellId]) -> Result<RemoveReport, CellError> {
-        let mut tail = lock(&self.tail);
-        let mut report = RemoveReport::default();
-        let mut seen = HashSet::new();
-        for id in ids {
-            if !seen.insert(*id) || lock(&self.cells).get(id).is_none() {
-                continue;
-            }
-            if self.parts.leases.is_leased(id) { report.leased.push(*id) } else { report.removed.push(*id) }
-        }
-        for some in report.removed.chunks(MAX_META_BATCH) {
-            self.drop_cells(&mut tail, some)?;
-        }
-        Ok(report)
-    }
-
-    /// Drops cells from the index, then gives their bytes back.
-    fn drop_cells(&self, tail: &mut MutexGuard<'_, Option<Tail>>, ids: &[CellId]) -> Result<(), CellError> {
-        self.parts.raw.batch(ids.iter().map(|id| Op::delete(keys::cell(id))).collect())?;
-        let places: Vec<CellLocation> = {
-            let mut index = lock(&self.cells);
-            ids.iter().filter_map(|id| index.forget(id)).collect()
-        };
-        self.parts
-            .failpoints
-            .hit(point::PACKS_BEFORE_RECLAIM)
-            .map_err(|e| io_error("reclaiming cells", &e))?;
-        for place in places {
-            let empty = lock(&self.cells).packs.get(&place.pack).is_some_and(Pack::is_empty);
-            if empty && tail.as_ref().is_none_or(|t| t.number != place.pack) {
-                self.delete_pack(place.pack)?;
-                continue;
-            }
-            let size = record_len(place.len);
-            let punched = match self.open_pack(place.pack).and_then(|file| file.punch(place.offset, size)) {
-                Ok(punched) => punched,
-                // The pack went with another of its cells.
-                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-                Err(e) => return Err(io_error("giving a cell's bytes back", &e)),
-            };
-            if punched && let Some(pack) = lock(&self.cells).packs.get_mut(&place.pack) {
-                pack.disk_bytes = pack.disk_bytes.saturating_sub(size);
-            }
-        }
-        Ok(())
-    }
-
-    /// Deletes packs without cells, the one being written included; whether `needed` bytes fit now.
-    fn drop_empty_packs(
-        &self,
-        tail: &mut MutexGuard<'_, Option<Tail>>,
-        needed: u64,
-    ) -> Result<bool, CellError> {
-        let empty: Vec<u64> = {
-            let index = lock(&self.cells);
-            index.packs.iter().filter(|(_, p)| p.is_empty()).map(|(n, _)| *n).collect()
-        };
-        for number in empty {
-            if tail.as_ref().is_some_and(|t| t.number == number) {
-                **tail = None;
-            }
-            self.delete_pack(number)?;
-        }
-        Ok(lock(&self.cells).disk_bytes() + needed <= self.parts.quota)
-    }
-
-    pub(super) fn delete_pack(&self, number: u64) -> Result<(), CellError> {
-        self.parts.raw.batch(vec![Op::delete(keys::pack(number))])?;
-        lock(&self.handles).remove(&number);
-        match self.parts.disk.remove(&self.path(number)) {
-            Ok(()) => {}
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            Err(e) => return Err(io_error("deleting a pack", &e)),
-        }
-        // A reader may have opened it again in between; an open handle would keep its space.
-        lock(&self.handles).remove(&number);
-        lock(&self.cells).packs.remove(&number);
-        self.parts.disk.sync_dir(&self.parts.dir).map_err(|e| io_error("deleting a pack", &e))
     }
 }
