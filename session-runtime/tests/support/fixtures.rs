@@ -1,5 +1,12 @@
 //! Readers of the fixtures that `tests/fixtures/generate.py` writes, which says what is in them.
-#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout
+)]
 
 use std::io::Read;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
 //! Writes small GGUF files for tests, following the format's specification and nothing of the reader.
-#![allow(dead_code)]
+#![allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used)]
 
 /// A metadata value, encoded: type id and bytes.
 #[derive(Clone, Debug)]
