@@ -3,6 +3,7 @@
 
 use schemars::JsonSchema;
 use schemars::generate::{Contract, SchemaSettings};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::Error;
@@ -22,6 +23,15 @@ pub fn input<T: JsonSchema>() -> Result<String, Error> {
 /// As for [`input`].
 pub fn output<T: JsonSchema>() -> Result<String, Error> {
     schema_of::<T>(Contract::Serialize)
+}
+
+/// Reads a JSON object as `T`; why not, otherwise. Anything but an object is refused, also where serde would read
+/// a struct from a list of its fields.
+pub(crate) fn read<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    if !text.trim_start().starts_with('{') {
+        return Err("expected an object".to_owned());
+    }
+    serde_json::from_str(text).map_err(|error| error.to_string())
 }
 
 fn schema_of<T: JsonSchema>(contract: Contract) -> Result<String, Error> {

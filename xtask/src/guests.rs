@@ -24,6 +24,9 @@ pub(crate) struct Options {
     /// Build also what is up to date
     #[arg(long)]
     force: bool,
+    /// Use the distribution's compiler with the library built from source, even when the target is installed
+    #[arg(long)]
+    from_source: bool,
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
@@ -34,7 +37,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         }
     }
     let chosen = if options.names.is_empty() { &known } else { &options.names };
-    let toolchain = Toolchain::require()?;
+    let toolchain = Toolchain::require(options.from_source)?;
     println!("guests: {}", toolchain.describe());
     for name in chosen {
         build(name, &toolchain, options.force)?;

@@ -69,7 +69,7 @@ fn compiler() -> Result<Toolchain, Failure> {
     if is_installed("apt-get") {
         install_packages()?;
     }
-    Toolchain::require()
+    Toolchain::require(false)
 }
 
 /// The distribution's compiler, with its library's source, through apt-get.

@@ -35,6 +35,11 @@ impl Toolchain {
         if has_core(Path::new(libdir.trim())) {
             return Ok(Some(Self::Installed { version: version(&mut Command::new(&rustc))? }));
         }
+        Self::find_from_source()
+    }
+
+    /// The distribution's compiler, whatever else there is.
+    pub(crate) fn find_from_source() -> Result<Option<Self>, Failure> {
         let present =
             [SYSTEM_RUSTC, SYSTEM_CARGO, SYSTEM_LINKER].iter().all(|path| Path::new(path).is_file());
         if !present {
@@ -50,8 +55,9 @@ impl Toolchain {
     }
 
     /// As [`Toolchain::find`], with an error that says what to do when there is none.
-    pub(crate) fn require() -> Result<Self, Failure> {
-        Self::find()?.ok_or_else(|| {
+    pub(crate) fn require(from_source: bool) -> Result<Self, Failure> {
+        let found = if from_source { Self::find_from_source()? } else { Self::find()? };
+        found.ok_or_else(|| {
             Failure::Other(format!(
                 "no compiler here can build for {TARGET}; run `cargo xtask setup`, or `rustup target add {TARGET}`, \
                  or on Debian and Ubuntu `apt-get install {}`",

@@ -61,7 +61,7 @@ mod tests {
             description: "Does it.".to_owned(),
             input_schema: schema.to_owned(),
         };
-        let text = system(&Params::default(), &[tool.clone()]);
+        let text = system(&Params::default(), std::slice::from_ref(&tool));
         assert!(text.starts_with("You are a helpful assistant.\n\nTools you can call:\n"), "{text}");
         assert!(
             text.contains("\n- t {\"mode\": \"a\"|\"b\", \"count\": integer, \"any\": value}: Does it."),

@@ -18,6 +18,8 @@ use proc_macro::TokenStream;
 /// - `text = path`: `fn(&Out) -> String`, the output for reading, when it is not its JSON.
 ///
 /// A type with the function's name stands for the tool, so that a test can say `host.call::<name>(...)`.
+///
+/// A tool without a doc comment, or without an effect, does not compile: the model and the host need them.
 #[proc_macro_attribute]
 pub fn tool(arguments: TokenStream, item: TokenStream) -> TokenStream {
     tool::expand(arguments.into(), item.into()).unwrap_or_else(syn::Error::into_compile_error).into()

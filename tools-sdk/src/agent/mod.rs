@@ -90,7 +90,7 @@ pub fn on_event<A: Agent>(event: Event) -> Result<(), Error> {
 fn params<A: Agent>() -> Result<A::Params, Error> {
     let text = session::params();
     let text = if text.trim().is_empty() { "{}" } else { text.as_str() };
-    serde_json::from_str(text).map_err(|error| {
+    schema::read(text).map_err(|error| {
         Error::invalid_input("params_mismatch", format!("the parameters of {} do not fit: {error}", A::NAME))
     })
 }

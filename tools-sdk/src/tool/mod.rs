@@ -64,6 +64,25 @@ pub struct Output {
 }
 
 /// What `#[tool]` implements.
+///
+/// What a tool changes and what it is for cannot be left out:
+///
+/// ```compile_fail
+/// # use tools_sdk::prelude::*;
+/// # #[derive(Deserialize, JsonSchema)] struct In {}
+/// # #[derive(Serialize, JsonSchema)] struct Out {}
+/// /// Has a description, and no effect.
+/// #[tool]
+/// fn silent(_input: In, _cx: &Context) -> Result<Out, ToolError> { Ok(Out {}) }
+/// ```
+///
+/// ```compile_fail
+/// # use tools_sdk::prelude::*;
+/// # #[derive(Deserialize, JsonSchema)] struct In {}
+/// # #[derive(Serialize, JsonSchema)] struct Out {}
+/// #[tool(effect = "pure")]
+/// fn nameless(_input: In, _cx: &Context) -> Result<Out, ToolError> { Ok(Out {}) }
+/// ```
 pub trait Tool {
     /// What a call is given.
     type Input: DeserializeOwned + JsonSchema;
@@ -128,7 +147,7 @@ pub fn call<T: Tool>(input: &str, context: &Context) -> Result<Output, Error> {
             format!("the input of {} is {} bytes; at most {MAX_INPUT_BYTES} are read", T::NAME, input.len()),
         ));
     }
-    let input = serde_json::from_str(input).map_err(|error| {
+    let input = schema::read(input).map_err(|error| {
         Error::invalid_input(
             "input_mismatch",
             format!("the input of {} does not fit its schema: {error}", T::NAME),

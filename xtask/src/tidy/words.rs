@@ -80,7 +80,7 @@ fn contains_word(line: &str, word: &str) -> bool {
 fn names_issue(line: &str) -> bool {
     let lower = line.to_ascii_lowercase();
     let digits_after = |rest: &str, skip: &str| {
-        rest.trim_start_matches(|c: char| c == ' ' || c == 's')
+        rest.trim_start_matches([' ', 's'])
             .strip_prefix(skip)
             .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
     };
