@@ -20,7 +20,6 @@ struct Case {
     bytes: Vec<u8>,
     bias: Vec<f32>,
     x: Vec<f32>,
-    rows: usize,
 }
 
 impl Case {
@@ -36,7 +35,7 @@ impl Case {
             x[cols..2 * cols].iter_mut().for_each(|v| *v *= 1e6);
             x[2 * cols] = -3e4;
         }
-        Self { spec: spec(format, outputs, cols), bytes, bias: floats(&mut random, outputs, 1.0), x, rows }
+        Self { spec: spec(format, outputs, cols), bytes, bias: floats(&mut random, outputs, 1.0), x }
     }
 
     /// The product of rows `first..first + rows`.

@@ -85,6 +85,9 @@ pub(crate) trait Lanes: Copy + Send + Sync + 'static {
     fn zero_i16(self) -> Self::H;
     /// `a + b`.
     fn add_i16(self, a: Self::H, b: Self::H) -> Self::H;
+    /// `v`, computed before what follows: keeps the compiler from walking a tile row by row, which needs
+    /// more registers than there are.
+    fn pin_i16(self, v: Self::H) -> Self::H;
     /// Adds the two i16 of each lane.
     fn sum_pairs(self, v: Self::H) -> Self::I;
 

@@ -1,5 +1,6 @@
 //! [`Lanes`] on AVX2 with FMA and F16C.
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::lanes::{Kernel, LANES, Lanes};
@@ -35,6 +36,16 @@ macro_rules! with_avx2 {
         // reached only through references to arrays of the width read or written, unaligned.
         unsafe { $($body)* }
     };
+}
+
+/// An empty instruction sequence that needs `v` in a register.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn pin(v: __m256i) -> __m256i {
+    let mut v = v;
+    // SAFETY: no instructions.
+    unsafe { asm!("/* {0} */", inout(ymm_reg) v, options(nomem, nostack, preserves_flags)) };
+    v
 }
 
 impl Lanes for Avx2 {
@@ -222,6 +233,11 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn add_i16(self, a: __m256i, b: __m256i) -> __m256i {
         with_avx2!(_mm256_add_epi16(a, b))
+    }
+
+    #[inline(always)]
+    fn pin_i16(self, v: __m256i) -> __m256i {
+        with_avx2!(pin(v))
     }
 
     #[inline(always)]

@@ -177,6 +177,11 @@ impl Lanes for Scalar {
         std::array::from_fn(|i| a[i].wrapping_add(b[i]))
     }
 
+    #[inline(always)]
+    fn pin_i16(self, v: Self::H) -> Self::H {
+        v
+    }
+
     #[inline(never)]
     fn sum_pairs(self, v: Self::H) -> Self::I {
         std::array::from_fn(|i| i32::from(v[2 * i]) + i32::from(v[2 * i + 1]))

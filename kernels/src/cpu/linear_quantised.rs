@@ -133,14 +133,18 @@ impl QuantisedJob<'_> {
         let quads = quads[first * STEPS * TILE..].as_chunks::<{ STEPS * TILE }>().0;
         let meta = meta[first * words..].chunks_exact(words);
         let mut acc = [[l.splat(0.0); TILE]; PANEL_GROUPS];
-        for (acc, sum) in acc.iter_mut().flatten().zip(sums.iter().flatten()) {
-            *acc = l.load(sum);
+        for g in 0..PANEL_GROUPS {
+            for t in 0..TILE {
+                acc[g][t] = l.load(&sums[g][t]);
+            }
         }
         for ((block, quads), meta) in blocks.iter().zip(quads).zip(meta) {
             add_block::<L, P, _, TILE, PANEL_GROUPS>(l, block, quads, meta, &mut acc);
         }
-        for (sum, acc) in sums.iter_mut().flatten().zip(acc.into_iter().flatten()) {
-            l.store(acc, sum);
+        for g in 0..PANEL_GROUPS {
+            for t in 0..TILE {
+                l.store(acc[g][t], &mut sums[g][t]);
+            }
         }
     }
 }
@@ -300,6 +304,13 @@ fn add_step<L: Lanes, P: Packing, B: Block<L>, const T: usize, const G: usize>(
                 l.dot_unsigned(codes[g], values)
             };
             pairs[g][t] = l.add_i16(pairs[g][t], products);
+        }
+    }
+    if T > 1 {
+        for g in 0..G {
+            for t in 0..T {
+                pairs[g][t] = l.pin_i16(pairs[g][t]);
+            }
         }
     }
 }
