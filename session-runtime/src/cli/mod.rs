@@ -4,10 +4,14 @@
 //! Exit codes: 0 done, 1 failed, 2 called wrongly. A failure is one sentence on standard error.
 #![expect(clippy::print_stderr, reason = "the command line speaks on the terminal")]
 
+mod bench;
 mod bytes;
 mod client;
 mod connect;
+mod demo;
+mod doctor;
 mod failure;
+mod models;
 mod options;
 mod render;
 mod run;
@@ -44,6 +48,15 @@ enum Command {
     /// Lists, shows and changes sessions
     #[command(subcommand)]
     Sessions(sessions::Sessions),
+    /// Downloads, lists and removes models
+    #[command(subcommand)]
+    Model(models::Models),
+    /// Looks for what could keep the runtime from working here
+    Doctor(doctor::Doctor),
+    /// Shows the life of a session's KV on a real model: evicted, restored, killed, continued
+    Demo(demo::Demo),
+    /// Measures this build on this machine
+    Bench(bench::Bench),
     /// Checks whether the metadata of a data directory can be opened
     #[command(hide = true)]
     StoreProbe {
@@ -86,6 +99,10 @@ fn dispatch(line: CommandLine) -> Outcome {
         Command::Run(run) => run.run(options, handle),
         Command::Serve(serve) => serve.run(options, handle),
         Command::Sessions(sessions) => sessions.run(options, handle),
+        Command::Model(models) => models.run(),
+        Command::Doctor(doctor) => doctor.run(options, handle),
+        Command::Demo(demo) => demo.run(options),
+        Command::Bench(bench) => bench.run(options, handle),
         Command::StoreProbe { .. } => Ok(()),
     }
 }

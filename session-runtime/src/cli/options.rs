@@ -63,6 +63,11 @@ impl Options {
         self.model.as_deref().unwrap_or(DEFAULT_MODEL)
     }
 
+    /// Threads of the model; 0: one per processor.
+    pub(super) fn threads(&self) -> usize {
+        self.threads.unwrap_or(0)
+    }
+
     /// Directories that are searched for guests: those given, else those beside the program and in the
     /// data directory.
     pub(super) fn guest_dirs(&self) -> Outcome<Vec<PathBuf>> {

@@ -115,8 +115,9 @@ fn control(scenario: &Scenario) -> Outcome<Control> {
     let mut answers = Vec::new();
     for question in [scenario::QUESTION, scenario::FOLLOW_UP] {
         let turn = scenario.start(client, "A", question)?;
-        timeline
-            .follow_until(client, &["A"], |timeline| timeline.has("A", "turn.finished", &[("turn", &turn)]))?;
+        timeline.follow_until(client, &["A"], |timeline| {
+            timeline.has("A", "turn.finished", &[("turn", &turn)])
+        })?;
         let view = client.get(&format!("/v1/sessions/A/turns/{turn}"))?;
         if view["status"] != "completed" {
             return Err(Failure::new(format!("the control run's turn failed: {}", view["error"]["message"])));

@@ -23,7 +23,8 @@ impl Server {
     /// Starts this same program as a server over `data_dir` and waits until it answers. Its log goes to
     /// `log`.
     pub(super) fn start(data_dir: &Path, log: &Path, arguments: &[String]) -> Outcome<Self> {
-        let failed = |error: std::io::Error| Failure::new(format!("the server could not be started: {error}"));
+        let failed =
+            |error: std::io::Error| Failure::new(format!("the server could not be started: {error}"));
         let port = TcpListener::bind("127.0.0.1:0")
             .and_then(|listener| listener.local_addr())
             .map_err(failed)?
@@ -63,7 +64,9 @@ impl Server {
 
     /// Ends the process with SIGKILL: nothing is flushed, nothing is said.
     pub(super) fn kill(mut self) -> Outcome {
-        self.child.kill().map_err(|error| Failure::new(format!("the server could not be killed: {error}")))?;
+        self.child
+            .kill()
+            .map_err(|error| Failure::new(format!("the server could not be killed: {error}")))?;
         let status = self.child.wait();
         status.map(drop).map_err(|error| Failure::new(format!("the killed server did not end: {error}")))
     }

@@ -62,9 +62,8 @@ impl Timeline {
 
     /// Whether a session has an event of this kind whose data has these members.
     pub(super) fn has(&self, session: &str, kind: &str, wanted: &[(&str, &str)]) -> bool {
-        self.of_kind(session, kind).any(|event| {
-            wanted.iter().all(|(name, value)| event["data"][*name].as_str() == Some(value))
-        })
+        self.of_kind(session, kind)
+            .any(|event| wanted.iter().all(|(name, value)| event["data"][*name].as_str() == Some(value)))
     }
 
     /// A session's events of one kind.
@@ -80,7 +79,10 @@ impl Timeline {
                 matches!(
                     event["type"].as_str(),
                     Some(
-                        "segment.appended" | "generation.started" | "generation.tokens" | "generation.finished"
+                        "segment.appended"
+                            | "generation.started"
+                            | "generation.tokens"
+                            | "generation.finished"
                     )
                 )
             })
@@ -101,7 +103,11 @@ fn describe(event: &Value) -> Option<String> {
         "tool.finished" => match data["ok"].as_bool() {
             Some(true) => format!("{} gave {}", text("tool"), short(&text("text"))),
             _ => {
-                format!("{} failed: {}", text("tool"), short(data["error"]["message"].as_str().unwrap_or("?")))
+                format!(
+                    "{} failed: {}",
+                    text("tool"),
+                    short(data["error"]["message"].as_str().unwrap_or("?"))
+                )
             }
         },
         "kv.transition" => format!(

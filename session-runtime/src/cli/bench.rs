@@ -1,0 +1,54 @@
+//! `session-runtime bench`: measurements of this build on this machine.
+
+use clap::Args;
+use tokio::runtime::Handle;
+
+use super::failure::{Failure, Outcome};
+use super::options::Options;
+use super::terminal::print_line;
+use crate::bench::{self, Figure};
+
+/// Models measured where none is named.
+const MODELS: [&str; 2] = ["smollm2-135m", "qwen2.5-coder-0.5b"];
+
+/// Options of `bench`.
+#[derive(Args, Debug)]
+pub(super) struct Bench {
+    /// Name of the benchmark
+    #[arg(value_parser = bench::NAMES)]
+    name: String,
+    /// Prints one JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+impl Bench {
+    pub(super) fn run(&self, options: &Options, handle: &Handle) -> Outcome {
+        let models = match &options.model {
+            Some(model) => vec![model.clone()],
+            None => MODELS.map(str::to_owned).to_vec(),
+        };
+        let mut unprinted = Ok(());
+        let mut tell = |figure: Figure| {
+            if unprinted.is_ok() {
+                unprinted = self.print(&figure);
+            }
+        };
+        handle.block_on(bench::run(&self.name, &models, options.threads(), &mut tell))?;
+        unprinted
+    }
+
+    fn print(&self, figure: &Figure) -> Outcome {
+        if self.json {
+            let line = serde_json::to_string(figure).map_err(|error| Failure::new(error.to_string()))?;
+            return print_line(line);
+        }
+        let against = match (figure.against, figure.ratio) {
+            (Some(against), Some(ratio)) => format!("  {ratio:.2} of {against}"),
+            _ => String::new(),
+        };
+        let (case, metric, value, unit, n) =
+            (&figure.case, figure.metric, figure.value, figure.unit, figure.n);
+        print_line(format_args!("{case:<36} {metric:<20} {value:>12.2} {unit:<10} n={n}{against}"))
+    }
+}

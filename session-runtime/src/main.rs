@@ -1,0 +1,5 @@
+//! The session-runtime command.
+
+fn main() -> std::process::ExitCode {
+    session_runtime::cli::main()
+}
