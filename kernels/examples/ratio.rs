@@ -17,7 +17,7 @@ mod sample;
 
 use sample::{Random, floats, tensor_of, weights};
 
-const ROUNDS: usize = 7;
+const ROUNDS: usize = 5;
 const PREFILL: usize = 512;
 
 /// (name, format, outputs, inputs, uses per token): matrices of real models.
@@ -34,8 +34,18 @@ const SHAPES: &[(&str, TensorType, usize, usize, usize)] = &[
     ("f16", TensorType::F16, 1536, 1536, 0),
 ];
 
-/// Seconds that `f` takes: of this thread on a processor where the system tells, else by the clock.
+/// Seconds that `f` takes: of this thread on a processor where the system tells, else by the clock. The system
+/// counts in ticks of some milliseconds, so `f` is repeated.
 fn seconds(threads: usize, f: &mut dyn FnMut()) -> f64 {
+    f();
+    let start = Instant::now();
+    f();
+    let times = (0.06 / start.elapsed().as_secs_f64()).ceil().clamp(1.0, 1000.0);
+    let mut repeated = || (0..times as usize).for_each(|_| f());
+    once(threads, &mut repeated) / times
+}
+
+fn once(threads: usize, f: &mut dyn FnMut()) -> f64 {
     let on_processor = || {
         let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
         Some(text.split_whitespace().next()?.parse::<f64>().ok()? / 1e9)
@@ -94,7 +104,7 @@ fn together(threads: usize, part: &(dyn Fn(usize) + Sync)) -> f64 {
 
 /// int8 multiply-adds per second of `threads` threads at once.
 fn peak(threads: usize) -> f64 {
-    let steps = 1_000_000;
+    let steps = 200_000;
     #[cfg(target_arch = "x86_64")]
     if kernels::cpu::Isa::Avx2.is_available() {
         // SAFETY: the feature was detected.
@@ -121,17 +131,10 @@ fn main() {
     let threads = args.next().and_then(|text| text.parse().ok()).unwrap_or(0);
     let filter = args.next().unwrap_or_default();
     let backend = CpuBackend::new(CpuOptions { threads, isa: None }).unwrap();
-    let threads = backend.threads();
     println!("{}", backend.describe());
-    let big = vec![1u64; 32 << 20];
-    let (mut top_macs, mut top_read) = (0.0f64, 0.0f64);
-    for _ in 0..ROUNDS {
-        top_macs = top_macs.max(peak(threads));
-        top_read = top_read.max(read_speed(threads, &big));
-    }
-    println!("peak {:.0} GMAC/s, plain read {:.1} GB/s", top_macs / 1e9, top_read / 1e9);
+    let big = vec![1u64; 16 << 20];
     for &(name, format, outputs, inputs, _) in SHAPES.iter().filter(|shape| shape.0.contains(&filter)) {
-        linear(&backend, name, format, outputs, inputs, top_macs, top_read);
+        linear(&backend, &big, name, format, outputs, inputs);
     }
     if "attention".contains(&filter) || filter.is_empty() {
         attention(&backend, "0.5b prefill", 14, 2, 64, PREFILL, 0);
@@ -140,15 +143,7 @@ fn main() {
     }
 }
 
-fn linear(
-    backend: &CpuBackend,
-    name: &str,
-    format: TensorType,
-    outputs: usize,
-    inputs: usize,
-    top_macs: f64,
-    top_read: f64,
-) {
+fn linear(backend: &CpuBackend, big: &[u64], name: &str, format: TensorType, outputs: usize, inputs: usize) {
     let mut random = Random::new(1);
     let spec = MatrixSpec { name: name.to_string(), format, rows: outputs, cols: inputs };
     let bytes = weights(&mut random, format, outputs, inputs);
@@ -157,27 +152,39 @@ fn linear(
     let matrices: Vec<_> = (0..copies).map(|_| backend.load_matrix(&spec, &bytes).unwrap()).collect();
     let x = tensor_of(backend, &floats(&mut random, PREFILL * inputs, 1.0), inputs);
     let mut out = backend.tensor(PREFILL, outputs).unwrap();
-    let (mut many, mut one) = (f64::INFINITY, f64::INFINITY);
+    let threads = backend.threads();
+    let macs = (PREFILL * outputs * inputs) as f64;
+    let resident = matrices.iter().map(|m| backend.matrix_bytes(m)).sum::<usize>() as f64;
+    let (mut products, mut reads) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        many = many
-            .min(best(backend, &mut || backend.linear(&matrices[0], None, &x, &mut out, PREFILL).unwrap()));
-        one = one.min(best(backend, &mut || {
+        let before = peak(threads);
+        let time =
+            seconds(threads, &mut || backend.linear(&matrices[0], None, &x, &mut out, PREFILL).unwrap());
+        products.push((macs / time, (before + peak(threads)) / 2.0));
+        let before = read_speed(threads, big);
+        let time = seconds(threads, &mut || {
             for matrix in &matrices {
                 backend.linear(matrix, None, &x, &mut out, 1).unwrap();
             }
-        }));
+        });
+        reads.push((resident / time, (before + read_speed(threads, big)) / 2.0));
     }
-    let macs = (PREFILL * outputs * inputs) as f64 / many;
-    let resident: usize = matrices.iter().map(|m| backend.matrix_bytes(m)).sum();
-    let read = resident as f64 / one;
+    let ((macs, of_peak), (read, of_read)) = (median(&products), median(&reads));
     println!(
-        "{name:13} {format:5} {outputs:5} x {inputs:4}: {:6.1} GMAC/s {:3.0}% | one row {:5.1} GB/s {:3.0}%, {:.2} of the file's bytes",
+        "{name:13} {format:5} {outputs:5} x {inputs:4}: {:6.1} GMAC/s {:3.0}% of peak | one row {:5.1} GB/s {:3.0}% of reading, {:.2} of the file's bytes",
         macs / 1e9,
-        100.0 * macs / top_macs,
+        100.0 * of_peak,
         read / 1e9,
-        100.0 * read / top_read,
-        resident as f64 / (copies * bytes.len()) as f64,
+        100.0 * of_read,
+        resident / (copies * bytes.len()) as f64,
     );
+}
+
+/// Of (value, what the machine could do then): the best value and the median share.
+fn median(rounds: &[(f64, f64)]) -> (f64, f64) {
+    let mut shares: Vec<f64> = rounds.iter().map(|(value, top)| value / top).collect();
+    shares.sort_by(f64::total_cmp);
+    (rounds.iter().map(|round| round.0).fold(0.0, f64::max), shares[shares.len() / 2])
 }
 
 fn attention(

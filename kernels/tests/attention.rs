@@ -1,4 +1,5 @@
 //! Pages and attention: against the f64 reference, and the same bits however rows and pages are arranged.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod sample;
 

@@ -1,4 +1,5 @@
 //! Norm, rope, activation and the small copies: against f64 references and across instruction sets.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod sample;
 

@@ -1,4 +1,5 @@
 //! Weight formats against values that the GGUF format's own library computed (`fixtures/generate.py`).
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod sample;
 

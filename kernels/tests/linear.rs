@@ -1,4 +1,5 @@
 //! `linear` and `embed`: against the reference, and the same bits however the work is cut.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod sample;
 
@@ -24,8 +25,12 @@ struct Case {
 
 impl Case {
     fn new(format: TensorType, outputs: usize, blocks: usize, rows: usize, seed: u64) -> Self {
-        let cols =
-            if format.is_quantised() { blocks * format.block_size() } else { blocks * 8 + seed as usize % 8 };
+        let odd = seed as usize % 8;
+        let cols = match format.block_size() {
+            1 => blocks * 8 + odd,
+            32 => 32 * (blocks * 8 - odd),
+            size => blocks * size,
+        };
         let mut random = Random::new(seed);
         let bytes = weights(&mut random, format, outputs, cols);
         let mut x = floats(&mut random, rows * cols, 1.0);
@@ -188,7 +193,7 @@ fn shapes_are_checked() {
     let backend = backend(1, best_isa());
     let case = Case::new(TensorType::Q8_0, 10, 2, 3, 1);
     let matrix = backend.load_matrix(&case.spec, &case.bytes).unwrap();
-    let x = backend.tensor(3, 64).unwrap();
+    let x = backend.tensor(3, case.spec.cols).unwrap();
     let narrow = backend.tensor(3, 32).unwrap();
     let mut out = backend.tensor(2, 10).unwrap();
     assert!(matches!(backend.linear(&matrix, None, &narrow, &mut out, 1), Err(KernelError::Shape { .. })));
@@ -196,7 +201,7 @@ fn shapes_are_checked() {
     assert!(backend.linear(&matrix, None, &x, &mut out, 0).is_ok());
     let bias = backend.load_vector("bias", &[0.0; 9]).unwrap();
     assert!(matches!(backend.linear(&matrix, Some(&bias), &x, &mut out, 1), Err(KernelError::Shape { .. })));
-    let mut rows = backend.tensor(2, 64).unwrap();
+    let mut rows = backend.tensor(2, case.spec.cols).unwrap();
     assert!(matches!(
         backend.embed(&matrix, &[10], &mut rows),
         Err(KernelError::OutOfRange { index: 10, limit: 10, .. })

@@ -3,6 +3,7 @@
 //! Few rows of `x`: the weights are taken apart in registers, bound by reading them. Many rows: a pair
 //! of groups is expanded to bytes for a panel of rows, a few blocks at a time, so that the inner loop
 //! is loads, multiplies and adds. Both end in [`add_block`].
+#![expect(clippy::needless_range_loop, reason = "tiles are walked by index so that they stay in registers")]
 
 use std::ops::Range;
 
