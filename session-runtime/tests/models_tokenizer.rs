@@ -98,6 +98,35 @@ fn ends_of_turns_are_known() {
 }
 
 #[test]
+fn reference_fixtures_fit_the_models() {
+    for alias in ["smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"] {
+        let (Some(logits), Some(reference)) = (fixtures::logits(alias), fixtures::reference(alias)) else {
+            continue;
+        };
+        assert_eq!(logits.prompts.len(), 20);
+        assert!(logits.sampled_ids.is_sorted() && logits.sampled_ids.len() == 512);
+        for position in logits.prompts.iter().flat_map(|prompt| &prompt.positions) {
+            assert!(position.top.is_sorted_by(|a, b| a.1 >= b.1));
+            for (id, value) in &position.top {
+                if let Ok(index) = logits.sampled_ids.binary_search(id) {
+                    // Half precision keeps 11 bits.
+                    assert!((position.sampled[index] - value).abs() <= value.abs() / 1024.0);
+                }
+            }
+        }
+        let mean = reference.passage.nll / (reference.passage.tokens - 1) as f64;
+        assert!((mean.exp() / reference.passage.perplexity - 1.0).abs() < 1e-9);
+        let Some(tokenizer) = tokenizer_of(alias) else { continue };
+        let passage = tokenizer.encode_with_specials(&fixtures::passage()).unwrap();
+        assert_eq!(passage.len(), reference.passage.tokens);
+        for greedy in &reference.greedy {
+            assert_eq!(tokenizer.encode_with_specials(&greedy.prompt).unwrap(), greedy.prompt_ids);
+            assert_eq!((greedy.ids.len(), greedy.margins.len()), (32, 32));
+        }
+    }
+}
+
+#[test]
 fn pieces_are_one_run_of_text() {
     let tokenizer = small("qwen2", |_| {}).unwrap();
     let [he, ll, hell] = [256, 257, 258];
