@@ -1,0 +1,60 @@
+//! Benchmarks. Speed is a ratio measured in one run, interleaved; each line is one JSON object
+//! `{bench, case, metric, value, unit, against, ratio, n}`.
+
+mod ceiling;
+pub mod engine;
+pub mod restore;
+
+use serde::Serialize;
+
+use crate::error::Error;
+
+/// One measured figure.
+#[derive(Clone, Debug, Serialize)]
+pub struct Figure {
+    /// The benchmark.
+    pub bench: &'static str,
+    /// The case, such as `smollm2-135m/prefill-512`.
+    pub case: String,
+    /// What was measured.
+    pub metric: &'static str,
+    /// Median.
+    pub value: f64,
+    /// Unit of the value.
+    pub unit: &'static str,
+    /// What the ratio is against.
+    pub against: Option<&'static str>,
+    /// Value over that.
+    pub ratio: Option<f64>,
+    /// Runs.
+    pub n: usize,
+}
+
+/// The benchmarks there are.
+pub const NAMES: [&str; 2] = ["engine", "restore"];
+
+/// Runs a benchmark, telling each figure as soon as it is known.
+///
+/// # Errors
+/// An unknown name, or what the runtime fails with.
+pub async fn run(
+    name: &str,
+    models: &[String],
+    threads: usize,
+    tell: &mut (dyn FnMut(Figure) + Send),
+) -> Result<(), Error> {
+    match name {
+        "engine" => engine::run(models, threads, tell),
+        "restore" => restore::run(models, threads, tell).await,
+        _ => Err(Error::invalid(
+            "bench_not_found",
+            format!("there is no benchmark '{name}': choose one of {}", NAMES.join(", ")),
+        )),
+    }
+}
+
+/// The middle of the values; 0 without any.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
+}

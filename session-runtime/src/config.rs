@@ -1,0 +1,119 @@
+//! Everything an application or operator can choose, with its default and its check.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::agent::GuestLimits;
+use crate::error::Error;
+use crate::restore::plan::RestoreMode;
+use crate::session::host::SessionLimits;
+
+/// How much of the disk tier's speed is used; for tests and for showing plans on a fast disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Throttle {
+    /// Bytes per second; unset: as fast as the disk is.
+    pub bytes_per_s: Option<u64>,
+    /// Added to each read.
+    pub latency: Duration,
+}
+
+/// The configuration of a runtime.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where journal, index and cells are kept.
+    pub data_dir: PathBuf,
+    /// Alias or path of the model.
+    pub model: String,
+    /// Bytes of KV pages on the device.
+    pub device_budget_bytes: u64,
+    /// Bytes of cells on disk.
+    pub disk_quota_bytes: u64,
+    /// Threads of the CPU backend; 0: one for each core.
+    pub threads: usize,
+    /// Most tokens of a session; 0: what the model was made for, at most 32,768.
+    pub context_length: usize,
+    /// How restores choose.
+    pub restore_mode: RestoreMode,
+    /// Idle time after which KV leaves the device unasked.
+    pub idle_ttl: Duration,
+    /// Whether sealed chunks are saved when a session becomes idle, so that they survive the process.
+    pub save_when_idle: bool,
+    /// Whether turns that a crash interrupted go on at start.
+    pub resume_turns: bool,
+    /// Directories searched for guests, `NAME.wasm`.
+    pub guests: Vec<PathBuf>,
+    /// Component files of agents and tools.
+    pub components: Vec<PathBuf>,
+    /// Directories that file grants must lie in; empty: any.
+    pub grant_roots: Vec<PathBuf>,
+    /// Limits of guests.
+    pub limits: GuestLimits,
+    /// Limits of sessions.
+    pub sessions: SessionLimits,
+    /// Throttle of the disk tier.
+    pub throttle: Throttle,
+    /// Keeps this runtime's saved KV apart from that of others with another salt.
+    pub tenant_salt: String,
+    /// Command that opens the data directory's index in a process of its own, so that a damaged index
+    /// cannot take this one down: the program and its first arguments; the directory is added.
+    pub probe: Option<Vec<std::ffi::OsString>>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            data_dir: PathBuf::from("session-runtime-data"),
+            model: "qwen2.5-coder-0.5b".to_owned(),
+            device_budget_bytes: 1 << 30,
+            disk_quota_bytes: 16 << 30,
+            threads: 0,
+            context_length: 0,
+            restore_mode: RestoreMode::Planned,
+            idle_ttl: Duration::from_secs(300),
+            save_when_idle: true,
+            resume_turns: true,
+            guests: Vec::new(),
+            components: Vec::new(),
+            grant_roots: Vec::new(),
+            limits: GuestLimits::default(),
+            sessions: SessionLimits::default(),
+            throttle: Throttle::default(),
+            tenant_salt: String::new(),
+            probe: None,
+        }
+    }
+}
+
+/// Longest context used unless asked otherwise.
+pub const CONTEXT_LENGTH_DEFAULT: usize = 32_768;
+
+impl Config {
+    /// Refuses values that cannot work, by name.
+    ///
+    /// # Errors
+    /// `config_invalid`.
+    pub fn validate(&self) -> Result<(), Error> {
+        let bad = |what: &str| Err(Error::invalid("config_invalid", what.to_owned()));
+        if self.data_dir.as_os_str().is_empty() {
+            return bad("data_dir is empty: name a directory");
+        }
+        if self.threads > 1024 {
+            return bad("threads is over 1024: use 0 for one thread for each core");
+        }
+        if self.throttle.bytes_per_s == Some(0) {
+            return bad("the disk throttle is 0 bytes per second: give a positive rate or none");
+        }
+        if self.sessions.sessions == 0 || self.sessions.default_max_tokens == 0 {
+            return bad("limits of sessions and tokens must be positive");
+        }
+        self.limits.validate()
+    }
+
+    /// Threads of the CPU backend.
+    pub fn thread_count(&self) -> usize {
+        match self.threads {
+            0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            count => count,
+        }
+    }
+}

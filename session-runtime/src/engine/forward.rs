@@ -1,0 +1,323 @@
+//! The forward pass, layer by layer over block tables.
+//!
+//! Row independence is inherited from the backend: a token's K, V and logits do not depend on what
+//! else is in the step, on how a prompt is cut into steps, or on where its pages lie.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use kernels::backend::{AttentionShape, Backend, PageId, PoolSpec, RowGroup};
+
+use super::weights::{Layer, Weights};
+use crate::error::Error;
+use crate::models::architecture::ModelConfig;
+
+/// Where a sequence's pages are: one list per (layer, KV head).
+pub trait Tables {
+    /// Pages of one (layer, KV head), in token order.
+    fn pages(&self, layer: usize, kv_head: usize) -> &[PageId];
+}
+
+/// Which rows of a sequence give logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogitRows {
+    /// None: only K and V are wanted.
+    None,
+    /// The last one.
+    Last,
+    /// All of them.
+    All,
+}
+
+/// Consecutive tokens of one sequence in a step.
+pub struct SequenceRows<'a> {
+    /// The tokens.
+    pub tokens: &'a [u32],
+    /// Index in the sequence of the first one; also its position.
+    pub start: usize,
+    /// The sequence's pages, with room for every token.
+    pub tables: &'a dyn Tables,
+    /// Which rows give logits.
+    pub logits: LogitRows,
+}
+
+/// Rows whose logits are computed at once.
+const LOGIT_ROWS: usize = 32;
+
+/// A model on a device with its pool of pages.
+pub struct Engine<B: Backend> {
+    backend: Arc<B>,
+    config: ModelConfig,
+    weights: Weights<B>,
+    pool: B::Pool,
+    pool_spec: PoolSpec,
+    rope: B::Rope,
+    step_rows: usize,
+    buffers: Buffers<B>,
+    layer_seconds: Vec<f64>,
+}
+
+struct Buffers<B: Backend> {
+    hidden: B::Tensor,
+    normed: B::Tensor,
+    query: B::Tensor,
+    key: B::Tensor,
+    value: B::Tensor,
+    attended: B::Tensor,
+    projected: B::Tensor,
+    gate: B::Tensor,
+    up: B::Tensor,
+    picked: B::Tensor,
+    picked_normed: B::Tensor,
+    logits: B::Tensor,
+}
+
+impl<B: Backend> Buffers<B> {
+    fn new(backend: &B, config: &ModelConfig, rows: usize) -> Result<Self, Error> {
+        let query = config.heads * config.head_dim;
+        let kv = config.kv_heads * config.head_dim;
+        let tensor = |rows, cols| backend.tensor(rows, cols).map_err(Error::from);
+        Ok(Self {
+            hidden: tensor(rows, config.hidden)?,
+            normed: tensor(rows, config.hidden)?,
+            query: tensor(rows, query)?,
+            key: tensor(rows, kv)?,
+            value: tensor(rows, kv)?,
+            attended: tensor(rows, query)?,
+            projected: tensor(rows, config.hidden)?,
+            gate: tensor(rows, config.ffn)?,
+            up: tensor(rows, config.ffn)?,
+            picked: tensor(LOGIT_ROWS, config.hidden)?,
+            picked_normed: tensor(LOGIT_ROWS, config.hidden)?,
+            logits: tensor(LOGIT_ROWS, config.vocab)?,
+        })
+    }
+}
+
+impl<B: Backend> Engine<B> {
+    /// Puts a model on a device. A step has at most `step_rows` rows.
+    ///
+    /// # Errors
+    /// What the device refuses.
+    pub fn new(
+        backend: Arc<B>,
+        config: ModelConfig,
+        weights: Weights<B>,
+        pool_spec: PoolSpec,
+        context_length: usize,
+        step_rows: usize,
+    ) -> Result<Self, Error> {
+        let pool = backend.pool(pool_spec)?;
+        let rope = backend.rope_table(config.rope_base, config.rope_dims, context_length)?;
+        let buffers = Buffers::new(backend.as_ref(), &config, step_rows)?;
+        let layer_seconds = vec![0.0; config.layers];
+        Ok(Self { backend, config, weights, pool, pool_spec, rope, step_rows, buffers, layer_seconds })
+    }
+
+    /// The model's shape.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The device.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// The device's pool of pages.
+    pub fn pool_spec(&self) -> PoolSpec {
+        self.pool_spec
+    }
+
+    /// Bytes of the weights on the device.
+    pub fn weight_bytes(&self) -> usize {
+        self.weights.bytes()
+    }
+
+    /// Most rows of a step.
+    pub fn step_rows(&self) -> usize {
+        self.step_rows
+    }
+
+    /// Seconds spent in each layer since the last call.
+    pub fn take_layer_seconds(&mut self) -> Vec<f64> {
+        let layers = self.layer_seconds.len();
+        std::mem::replace(&mut self.layer_seconds, vec![0.0; layers])
+    }
+
+    fn shape(&self) -> AttentionShape {
+        AttentionShape {
+            heads: self.config.heads,
+            kv_heads: self.config.kv_heads,
+            head_dim: self.config.head_dim,
+            scale: 1.0 / (self.config.head_dim as f32).sqrt(),
+        }
+    }
+
+    /// Runs the lowest `layers` layers over the rows of several sequences, appending K and V. With every
+    /// layer run, the wanted logits are appended to `logits`, `vocab` values a row, in row order. With
+    /// fewer, the last of them computes K and V only (the recompute of a layer's cells).
+    ///
+    /// # Errors
+    /// More rows than a step has, or a fault of the device.
+    pub fn forward(
+        &mut self,
+        sequences: &[SequenceRows<'_>],
+        layers: usize,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), Error> {
+        let rows: usize = sequences.iter().map(|sequence| sequence.tokens.len()).sum();
+        if rows == 0 || layers == 0 {
+            return Ok(());
+        }
+        if rows > self.step_rows || layers > self.config.layers {
+            return Err(Error::internal(format!(
+                "a step of {rows} rows and {layers} layers is larger than {} rows and {} layers",
+                self.step_rows, self.config.layers
+            )));
+        }
+        let ids: Vec<u32> = sequences.iter().flat_map(|sequence| sequence.tokens).copied().collect();
+        let positions: Vec<u32> = sequences
+            .iter()
+            .flat_map(|sequence| (sequence.start..).take(sequence.tokens.len()))
+            .map(|position| position as u32)
+            .collect();
+        self.backend.embed(&self.weights.embedding, &ids, &mut self.buffers.hidden)?;
+        for layer in 0..layers {
+            let begun = Instant::now();
+            let whole = layer + 1 < layers || layers == self.config.layers;
+            self.layer(layer, sequences, &positions, whole)?;
+            self.layer_seconds[layer] += begun.elapsed().as_secs_f64();
+        }
+        if layers == self.config.layers {
+            self.logits(&wanted_rows(sequences), logits)?;
+        }
+        Ok(())
+    }
+
+    /// One layer; only its K and V unless `whole`.
+    fn layer(
+        &mut self,
+        index: usize,
+        sequences: &[SequenceRows<'_>],
+        positions: &[u32],
+        whole: bool,
+    ) -> Result<(), Error> {
+        let shape = self.shape();
+        let (config, backend, rows) = (&self.config, self.backend.as_ref(), positions.len());
+        let (head_dim, pairing) = (config.head_dim, config.rope_pairing);
+        let Buffers { hidden, normed, query, key, value, attended, projected, gate, up, .. } =
+            &mut self.buffers;
+        let layer: &Layer<B> = &self.weights.layers[index];
+
+        backend.rms_norm(hidden, &layer.attention_norm, config.rms_eps, normed, rows)?;
+        backend.linear(&layer.key.weights, layer.key.bias.as_ref(), normed, key, rows)?;
+        backend.linear(&layer.value.weights, layer.value.bias.as_ref(), normed, value, rows)?;
+        backend.rope(key, config.kv_heads, head_dim, &self.rope, pairing, positions)?;
+        let tables: Vec<Vec<&[PageId]>> = sequences
+            .iter()
+            .map(|sequence| {
+                (0..config.kv_heads).map(|head| sequence.tables.pages(index, head)).collect()
+            })
+            .collect();
+        let groups = row_groups(sequences, &tables);
+        backend.append(&mut self.pool, shape, &groups, key, value)?;
+        if !whole {
+            return Ok(());
+        }
+        backend.linear(&layer.query.weights, layer.query.bias.as_ref(), normed, query, rows)?;
+        backend.rope(query, config.heads, head_dim, &self.rope, pairing, positions)?;
+        backend.attention(&self.pool, shape, &groups, query, attended, None)?;
+        backend.linear(&layer.output.weights, layer.output.bias.as_ref(), attended, projected, rows)?;
+        backend.add(hidden, projected, rows)?;
+
+        backend.rms_norm(hidden, &layer.ffn_norm, config.rms_eps, normed, rows)?;
+        backend.linear(&layer.gate.weights, None, normed, gate, rows)?;
+        backend.linear(&layer.up.weights, None, normed, up, rows)?;
+        backend.swiglu(gate, up, rows)?;
+        backend.linear(&layer.down.weights, None, gate, projected, rows)?;
+        backend.add(hidden, projected, rows)?;
+        Ok(())
+    }
+
+    fn logits(&mut self, wanted: &[usize], out: &mut Vec<f32>) -> Result<(), Error> {
+        let (config, backend) = (&self.config, self.backend.as_ref());
+        let buffers = &mut self.buffers;
+        let head = self.weights.output.as_ref().unwrap_or(&self.weights.embedding);
+        for piece in wanted.chunks(LOGIT_ROWS) {
+            let rows = piece.len();
+            backend.gather_rows(&buffers.hidden, piece, &mut buffers.picked)?;
+            let norm = &self.weights.output_norm;
+            backend.rms_norm(&buffers.picked, norm, config.rms_eps, &mut buffers.picked_normed, rows)?;
+            backend.linear(head, None, &buffers.picked_normed, &mut buffers.logits, rows)?;
+            let begin = out.len();
+            out.resize(begin + rows * config.vocab, 0.0);
+            backend.read(&buffers.logits, rows, &mut out[begin..])?;
+        }
+        Ok(())
+    }
+
+    /// Copies a page before its new owner writes to it.
+    ///
+    /// # Errors
+    /// A page outside the pool.
+    pub fn copy_page(&mut self, source: PageId, target: PageId) -> Result<(), Error> {
+        Ok(self.backend.copy_page(&mut self.pool, source, target)?)
+    }
+
+    /// Bytes of the cell of `tokens` tokens in one layer.
+    pub fn cell_bytes(&self, tokens: usize) -> usize {
+        kernels::backend::cell_bytes(self.config.kv_heads, self.config.head_dim, tokens)
+    }
+
+    /// Copies one cell from its pages (per KV head, in token order).
+    ///
+    /// # Errors
+    /// A page outside the pool.
+    pub fn gather_cell(&self, pages: &[&[PageId]], tokens: usize) -> Result<Vec<u8>, Error> {
+        let mut cell = vec![0; self.cell_bytes(tokens)];
+        self.backend.gather_cell(&self.pool, pages, tokens, &mut cell)?;
+        Ok(cell)
+    }
+
+    /// Copies one cell to its pages.
+    ///
+    /// # Errors
+    /// A page outside the pool, or a cell of another length.
+    pub fn scatter_cell(&mut self, pages: &[&[PageId]], tokens: usize, cell: &[u8]) -> Result<(), Error> {
+        Ok(self.backend.scatter_cell(&mut self.pool, pages, tokens, cell)?)
+    }
+}
+
+/// Indices of the rows that give logits.
+fn wanted_rows(sequences: &[SequenceRows<'_>]) -> Vec<usize> {
+    let mut first = 0;
+    let mut wanted = Vec::new();
+    for sequence in sequences {
+        let rows = sequence.tokens.len();
+        match sequence.logits {
+            LogitRows::None => {}
+            LogitRows::Last => wanted.push(first + rows - 1),
+            LogitRows::All => wanted.extend(first..first + rows),
+        }
+        first += rows;
+    }
+    wanted
+}
+
+fn row_groups<'a>(
+    sequences: &[SequenceRows<'_>],
+    tables: &'a [Vec<&'a [PageId]>],
+) -> Vec<RowGroup<'a>> {
+    let mut first_row = 0;
+    sequences
+        .iter()
+        .zip(tables)
+        .map(|(sequence, tables)| {
+            let rows = sequence.tokens.len();
+            let group = RowGroup { tables, first_row, rows, start: sequence.start };
+            first_row += rows;
+            group
+        })
+        .collect()
+}

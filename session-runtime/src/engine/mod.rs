@@ -1,0 +1,47 @@
+//! The engine: a model's forward pass on a device, and the choice of the next token.
+//!
+//! Knows pages and tables by id; knows no session, no chunk and no tier.
+
+mod forward;
+pub mod sampler;
+mod weights;
+
+use std::sync::Arc;
+
+use kernels::backend::Backend;
+
+pub use forward::{Engine, LogitRows, SequenceRows, Tables};
+pub use weights::{Weights, pool_spec};
+
+use crate::error::Error;
+use crate::models::LoadedModel;
+
+/// What a model gets of its device.
+#[derive(Clone, Copy, Debug)]
+pub struct EngineOptions {
+    /// Bytes of KV pages.
+    pub budget_bytes: u64,
+    /// Most tokens of a sequence.
+    pub context_length: usize,
+    /// Most rows of a step.
+    pub step_rows: usize,
+}
+
+/// Puts a model on a device.
+///
+/// # Errors
+/// `out_of_memory` before anything is allocated, `device_budget_too_small`, `model_malformed`,
+/// `model_unsupported`.
+pub fn open<B: Backend>(
+    backend: Arc<B>,
+    model: &LoadedModel,
+    options: EngineOptions,
+) -> Result<Engine<B>, Error> {
+    let spec = pool_spec(&model.config, options.budget_bytes)?;
+    let pool_bytes = spec.pages as u64 * spec.page_bytes() as u64;
+    weights::check_memory(model.gguf.file_bytes() as u64, pool_bytes)?;
+    let weights = Weights::load(backend.as_ref(), &model.gguf, &model.config, &mut |done, total| {
+        tracing::debug!(done, total, "loading weights");
+    })?;
+    Engine::new(backend, model.config.clone(), weights, spec, options.context_length, options.step_rows)
+}

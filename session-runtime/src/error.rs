@@ -1,0 +1,87 @@
+//! The one error of the library's face: what kind of failure, a stable code, a sentence with the fix.
+
+use std::fmt;
+
+/// What a caller can do about an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The request is wrong and will stay wrong.
+    InvalidInput,
+    /// The thing named does not exist.
+    NotFound,
+    /// Another turn or an earlier state stands in the way.
+    Conflict,
+    /// Policy forbids it.
+    Denied,
+    /// A limit or a budget is reached.
+    Limit,
+    /// Not possible now; later it may be.
+    Unavailable,
+    /// A fault of the runtime or its host.
+    Internal,
+}
+
+/// A failure with a stable `code` (`session_not_found`, `kv_capacity`, ...) and a sentence that names
+/// the thing and, where there is one, the fix.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct Error {
+    /// What kind of failure.
+    pub kind: ErrorKind,
+    /// Stable code.
+    pub code: &'static str,
+    /// One sentence.
+    pub message: String,
+    /// Whether the same request can succeed later.
+    pub retryable: bool,
+}
+
+impl Error {
+    /// An error of `kind` with a stable code.
+    pub fn new(kind: ErrorKind, code: &'static str, message: impl Into<String>) -> Self {
+        let retryable = matches!(kind, ErrorKind::Unavailable);
+        Self { kind, code, message: message.into(), retryable }
+    }
+
+    /// Marks the error as worth trying again.
+    #[must_use]
+    pub fn retryable(mut self) -> Self {
+        self.retryable = true;
+        self
+    }
+
+    /// A wrong request.
+    pub fn invalid(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::InvalidInput, code, message)
+    }
+
+    /// A missing thing.
+    pub fn not_found(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::NotFound, code, message)
+    }
+
+    /// A fault of the runtime.
+    pub fn internal(what: impl fmt::Display) -> Self {
+        Self::new(ErrorKind::Internal, "internal", what.to_string())
+    }
+
+    /// No session of this id.
+    pub fn no_session(id: &str) -> Self {
+        Self::not_found(
+            "session_not_found",
+            format!("there is no session '{id}'; list the existing ones with `session-runtime sessions ls`"),
+        )
+    }
+}
+
+macro_rules! internal_from {
+    ($($source:ty),* $(,)?) => {$(
+        impl From<$source> for Error {
+            fn from(error: $source) -> Self {
+                Self::internal(error)
+            }
+        }
+    )*};
+}
+
+internal_from!(kernels::error::KernelError, serde_json::Error);

@@ -1,0 +1,143 @@
+//! The contract: the content-derived identity under which saved KV may be used (invariant I3).
+//!
+//! Every field is derived from content (digests, shapes, parameters), never from names or paths. KV
+//! saved under a contract that differs in any field is not used, and the refusal names the field.
+
+use serde::{Deserialize, Serialize};
+
+/// 32-byte digest.
+pub type Digest = [u8; 32];
+
+/// Version of the transport layout of cells (see `kernels::backend::Backend::gather_cell`).
+pub const CELL_LAYOUT: &str = "head-major-kv-f16-1";
+
+/// Everything the bits of a cell depend on besides its tokens and positions.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Contract {
+    /// SHA-256 of the weights file.
+    pub weights_digest: String,
+    /// Architecture, shapes and the layer-kind table.
+    pub architecture: String,
+    /// Digest of the adapters; `none` without one.
+    pub adapter_digest: String,
+    /// Digest of vocabulary, merges, token kinds and pre-tokenizer.
+    pub tokenizer_digest: String,
+    /// Rotary base, dimensions and pairing.
+    pub rope: String,
+    /// Storage type of KV and layout version of cells.
+    pub kv_layout: String,
+    /// Which backends give the same bits.
+    pub numerics_class: String,
+    /// Codec and policies that shaped the cells; `exact` when nothing was lost.
+    pub lineage: String,
+    /// Keeps tenants' cells apart.
+    pub tenant_salt: String,
+}
+
+impl Contract {
+    /// Name and value of every field, in the fixed order of the digest.
+    pub fn fields(&self) -> [(&'static str, &str); 9] {
+        [
+            ("weights_digest", &self.weights_digest),
+            ("architecture", &self.architecture),
+            ("adapter_digest", &self.adapter_digest),
+            ("tokenizer_digest", &self.tokenizer_digest),
+            ("rope", &self.rope),
+            ("kv_layout", &self.kv_layout),
+            ("numerics_class", &self.numerics_class),
+            ("lineage", &self.lineage),
+            ("tenant_salt", &self.tenant_salt),
+        ]
+    }
+
+    /// BLAKE3 over the tagged, length-prefixed fields.
+    pub fn digest(&self) -> Digest {
+        let mut hasher = blake3::Hasher::new_derive_key("session-runtime contract 1");
+        for (name, value) in self.fields() {
+            for part in [name, value] {
+                hasher.update(&(part.len() as u64).to_le_bytes());
+                hasher.update(part.as_bytes());
+            }
+        }
+        *hasher.finalize().as_bytes()
+    }
+
+    /// Names of the fields in which `saved` differs: empty means it may be used.
+    pub fn differences(&self, saved: &Contract) -> Vec<&'static str> {
+        self.fields()
+            .iter()
+            .zip(saved.fields())
+            .filter(|((_, need), (_, have))| need != have)
+            .map(|((name, _), _)| *name)
+            .collect()
+    }
+}
+
+/// Lower-case hex of a digest.
+pub fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Contract {
+        Contract {
+            weights_digest: "w".into(),
+            architecture: "a".into(),
+            adapter_digest: "none".into(),
+            tokenizer_digest: "t".into(),
+            rope: "r".into(),
+            kv_layout: CELL_LAYOUT.into(),
+            numerics_class: "cpu-1".into(),
+            lineage: "exact".into(),
+            tenant_salt: String::new(),
+        }
+    }
+
+    /// The contract with field `index` changed.
+    fn changed(index: usize) -> Contract {
+        let mut contract = sample();
+        let field = match index {
+            0 => &mut contract.weights_digest,
+            1 => &mut contract.architecture,
+            2 => &mut contract.adapter_digest,
+            3 => &mut contract.tokenizer_digest,
+            4 => &mut contract.rope,
+            5 => &mut contract.kv_layout,
+            6 => &mut contract.numerics_class,
+            7 => &mut contract.lineage,
+            _ => &mut contract.tenant_salt,
+        };
+        field.push('x');
+        contract
+    }
+
+    #[test]
+    fn i3_each_field_alone_is_refused_by_its_name() {
+        let need = sample();
+        assert!(need.differences(&sample()).is_empty());
+        for (index, (name, _)) in need.fields().into_iter().enumerate() {
+            let saved = changed(index);
+            assert_eq!(need.differences(&saved), vec![name]);
+            assert_ne!(need.digest(), saved.digest(), "{name}");
+        }
+    }
+
+    #[test]
+    fn i3_moving_a_character_between_fields_changes_the_digest() {
+        let mut left = sample();
+        left.adapter_digest = "nonet".into();
+        left.tokenizer_digest = String::new();
+        let mut right = sample();
+        right.adapter_digest = "none".into();
+        right.tokenizer_digest = "t".into();
+        assert_ne!(left.digest(), right.digest());
+    }
+}

@@ -1,0 +1,129 @@
+//! Measured costs: seconds of compute per (token, layer), bandwidth and latency of a tier.
+//!
+//! Nothing is assumed for long: the first steps and the first transfers replace the starting values.
+
+/// Seconds of a step over `rows` rows in `layers` layers at a mean context of `context` tokens:
+/// `rows * layers * (base + slope * context)`, fitted by least squares with exponential forgetting.
+#[derive(Clone, Debug)]
+pub struct ComputeCost {
+    /// Sums of the normal equations: weights of (1, 1), (1, context), (context, context), and right sides.
+    normal: [f64; 5],
+    base: f64,
+    slope: f64,
+    samples: u64,
+}
+
+/// How much of the past one new sample forgets.
+const FORGET: f64 = 0.02;
+/// Rows below which a step is ruled by weights' bandwidth and says nothing of the cost of a chunk.
+const ROWS_MIN: usize = 16;
+
+impl Default for ComputeCost {
+    fn default() -> Self {
+        Self { normal: [0.0; 5], base: 1.5e-4, slope: 1e-8, samples: 0 }
+    }
+}
+
+impl ComputeCost {
+    /// Learns from a step.
+    pub fn observe(&mut self, rows: usize, layers: usize, context: f64, seconds: f64) {
+        if rows < ROWS_MIN || layers == 0 || !seconds.is_finite() || seconds <= 0.0 {
+            return;
+        }
+        let cost = seconds / (rows * layers) as f64;
+        let weight = (rows * layers) as f64;
+        for (sum, value) in
+            self.normal.iter_mut().zip([1.0, context, context * context, cost, cost * context])
+        {
+            *sum = *sum * (1.0 - FORGET) + weight * value;
+        }
+        self.samples += 1;
+        self.fit();
+    }
+
+    fn fit(&mut self) {
+        let [n, c, cc, y, cy] = self.normal;
+        let mean = y / n;
+        let determinant = n * cc - c * c;
+        let slope = if determinant > 1e-9 * n * cc { (n * cy - c * y) / determinant } else { 0.0 };
+        // A cost never falls with context; noise that says so is taken as flat.
+        self.slope = slope.max(0.0);
+        self.base = (mean - self.slope * c / n).max(mean * 0.05);
+    }
+
+    /// Predicted seconds.
+    pub fn seconds(&self, rows: usize, layers: usize, context: f64) -> f64 {
+        (rows * layers) as f64 * (self.base + self.slope * context)
+    }
+
+    /// Steps learned from.
+    pub fn samples(&self) -> u64 {
+        self.samples
+    }
+}
+
+/// Seconds to load cells from a tier: `latency * requests + bytes / bandwidth`.
+#[derive(Clone, Debug)]
+pub struct LoadCost {
+    latency: f64,
+    bytes_per_second: f64,
+    samples: u64,
+}
+
+impl Default for LoadCost {
+    fn default() -> Self {
+        Self { latency: 2e-4, bytes_per_second: 5e8, samples: 0 }
+    }
+}
+
+impl LoadCost {
+    /// Learns from one request of `bytes` that took `seconds` of the tier's own time.
+    pub fn observe(&mut self, bytes: usize, seconds: f64) {
+        if bytes == 0 || !seconds.is_finite() || seconds <= 0.0 {
+            return;
+        }
+        let rate = bytes as f64 / seconds;
+        // The first sample replaces the guess; later ones are averaged.
+        let weight = if self.samples == 0 { 1.0 } else { 0.1 };
+        self.bytes_per_second = 1.0 / ((1.0 - weight) / self.bytes_per_second + weight / rate);
+        self.latency = 0.0;
+        self.samples += 1;
+    }
+
+    /// Predicted seconds for `requests` requests of `bytes` in all.
+    pub fn seconds(&self, requests: usize, bytes: usize) -> f64 {
+        self.latency * requests as f64 + bytes as f64 / self.bytes_per_second
+    }
+
+    /// Measured bytes per second, latency included.
+    pub fn bytes_per_second(&self) -> f64 {
+        self.bytes_per_second
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compute_cost_recovers_the_line_it_was_fed() {
+        let mut cost = ComputeCost::default();
+        for step in 0..200 {
+            let context = f64::from(step * 17 % 2000);
+            cost.observe(64, 24, context, 64.0 * 24.0 * (2e-5 + 3e-9 * context));
+        }
+        let predicted = cost.seconds(128, 24, 1500.0);
+        let expected = 128.0 * 24.0 * (2e-5 + 3e-9 * 1500.0);
+        assert!((predicted / expected - 1.0).abs() < 0.01, "{predicted} against {expected}");
+    }
+
+    #[test]
+    fn load_cost_follows_the_tier() {
+        let mut cost = LoadCost::default();
+        for _ in 0..100 {
+            cost.observe(1 << 20, 0.1);
+        }
+        let predicted = cost.seconds(10, 10 << 20);
+        assert!((predicted - 1.0).abs() < 0.02, "{predicted}");
+    }
+}

@@ -1,0 +1,218 @@
+//! The restore plan: for each chunk c a cut m(c). Layers below m(c) are recomputed, layers from m(c)
+//! up are loaded; 0 is pure load, the number of layers pure recompute.
+//!
+//! Compute advances from the first chunk, loads walk from the last one, until they meet (the two
+//! pointers of CacheFlow, arXiv 2604.25080, section 4, over chunks and, in the chunk where they meet,
+//! over layers). The plan is where they are predicted to meet.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::cost::{ComputeCost, LoadCost};
+
+/// How a restore chooses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RestoreMode {
+    /// By measured costs.
+    #[default]
+    Planned,
+    /// Load everything that can be loaded.
+    Load,
+    /// Recompute everything.
+    Recompute,
+    /// The same cut for every chunk.
+    Cut(u32),
+    /// Even chunks pure recompute, odd chunks pure load: a mixed plan whatever the costs.
+    Alternate,
+}
+
+impl FromStr for RestoreMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "planned" => Ok(Self::Planned),
+            "load" => Ok(Self::Load),
+            "recompute" => Ok(Self::Recompute),
+            "alternate" => Ok(Self::Alternate),
+            _ => match text.strip_prefix("cut:").map(str::parse) {
+                Some(Ok(cut)) => Ok(Self::Cut(cut)),
+                _ => Err(format!(
+                    "restore mode '{text}' is unknown: use planned, load, recompute, alternate or cut:LAYERS"
+                )),
+            },
+        }
+    }
+}
+
+impl fmt::Display for RestoreMode {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Planned => out.write_str("planned"),
+            Self::Load => out.write_str("load"),
+            Self::Recompute => out.write_str("recompute"),
+            Self::Alternate => out.write_str("alternate"),
+            Self::Cut(cut) => write!(out, "cut:{cut}"),
+        }
+    }
+}
+
+/// What the planner knows of one chunk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChunkFacts {
+    /// Index of its first token.
+    pub start: usize,
+    /// Its tokens.
+    pub tokens: usize,
+    /// Per layer, whether a usable cell is on the tier.
+    pub saved: Vec<bool>,
+}
+
+impl ChunkFacts {
+    /// The lowest cut the saved cells allow: every layer from it up is saved.
+    pub fn lowest_cut(&self) -> u32 {
+        let loadable = self.saved.iter().rev().take_while(|saved| **saved).count();
+        (self.saved.len() - loadable) as u32
+    }
+}
+
+/// A cut per chunk, with what it is predicted to cost.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RestorePlan {
+    /// m(c) per chunk.
+    pub cuts: Vec<u32>,
+    /// Predicted seconds with compute and load overlapped.
+    pub seconds: f64,
+    /// Predicted seconds of recomputing everything.
+    pub recompute_seconds: f64,
+}
+
+/// Plans a restore of `chunks` in a model of `layers` layers whose cells have `token_bytes` bytes a token.
+pub fn plan(
+    mode: RestoreMode,
+    chunks: &[ChunkFacts],
+    layers: u32,
+    token_bytes: usize,
+    compute: &ComputeCost,
+    load: &LoadCost,
+) -> RestorePlan {
+    let compute_seconds = |chunk: &ChunkFacts, cut: u32| {
+        compute.seconds(chunk.tokens, cut as usize, chunk.start as f64 + chunk.tokens as f64 / 2.0)
+    };
+    let load_seconds = |chunk: &ChunkFacts, cut: u32| {
+        let cells = (layers - cut) as usize;
+        load.seconds(cells, cells * chunk.tokens * token_bytes)
+    };
+    let cuts = match mode {
+        RestoreMode::Load => chunks.iter().map(ChunkFacts::lowest_cut).collect(),
+        RestoreMode::Recompute => vec![layers; chunks.len()],
+        RestoreMode::Cut(cut) => chunks.iter().map(|chunk| cut.min(layers).max(chunk.lowest_cut())).collect(),
+        RestoreMode::Alternate => chunks
+            .iter()
+            .enumerate()
+            .map(|(index, chunk)| if index % 2 == 0 { layers } else { chunk.lowest_cut() })
+            .collect(),
+        RestoreMode::Planned => meeting_point(chunks, layers, &compute_seconds, &load_seconds),
+    };
+    let total = |cost: &dyn Fn(&ChunkFacts, u32) -> f64, cuts: &[u32]| -> f64 {
+        chunks.iter().zip(cuts).map(|(chunk, cut)| cost(chunk, *cut)).sum()
+    };
+    let seconds = total(&compute_seconds, &cuts).max(total(&load_seconds, &cuts));
+    let recompute_seconds = total(&compute_seconds, &vec![layers; chunks.len()]);
+    RestorePlan { cuts, seconds, recompute_seconds }
+}
+
+/// Walks the front (recompute) forward one layer of one chunk at a time while that lowers the larger of
+/// the two totals, starting from everything loaded that can be.
+fn meeting_point(
+    chunks: &[ChunkFacts],
+    layers: u32,
+    compute_seconds: &dyn Fn(&ChunkFacts, u32) -> f64,
+    load_seconds: &dyn Fn(&ChunkFacts, u32) -> f64,
+) -> Vec<u32> {
+    let mut cuts: Vec<u32> = chunks.iter().map(ChunkFacts::lowest_cut).collect();
+    let mut compute: f64 = chunks.iter().zip(&cuts).map(|(chunk, cut)| compute_seconds(chunk, *cut)).sum();
+    let mut load: f64 = chunks.iter().zip(&cuts).map(|(chunk, cut)| load_seconds(chunk, *cut)).sum();
+    for (chunk, cut) in chunks.iter().zip(&mut cuts) {
+        while *cut < layers {
+            let next_compute = compute - compute_seconds(chunk, *cut) + compute_seconds(chunk, *cut + 1);
+            let next_load = load - load_seconds(chunk, *cut) + load_seconds(chunk, *cut + 1);
+            if next_compute.max(next_load) >= compute.max(load) {
+                return cuts;
+            }
+            (compute, load) = (next_compute, next_load);
+            *cut += 1;
+        }
+    }
+    cuts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LAYERS: u32 = 24;
+    const TOKEN_BYTES: usize = 512;
+
+    fn facts(count: usize) -> Vec<ChunkFacts> {
+        (0..count)
+            .map(|index| ChunkFacts { start: index * 64, tokens: 64, saved: vec![true; LAYERS as usize] })
+            .collect()
+    }
+
+    /// Costs at which computing a (token, layer) takes `compute` seconds and loading one `load` seconds.
+    fn costs(compute: f64, load: f64) -> (ComputeCost, LoadCost) {
+        let (mut computing, mut loading) = (ComputeCost::default(), LoadCost::default());
+        computing.observe(64, 1, 32.0, 64.0 * compute);
+        loading.observe(64 * TOKEN_BYTES, 64.0 * load);
+        (computing, loading)
+    }
+
+    #[test]
+    fn i4_the_plan_is_never_worse_than_the_better_pure_plan() {
+        for exponent in -30..=30 {
+            let (compute, load) = costs(1e-5, 1e-5 * 10_f64.powf(f64::from(exponent) / 10.0));
+            let chunks = facts(60);
+            let seconds = |mode| plan(mode, &chunks, LAYERS, TOKEN_BYTES, &compute, &load).seconds;
+            let best = seconds(RestoreMode::Load).min(seconds(RestoreMode::Recompute));
+            assert!(seconds(RestoreMode::Planned) <= best * 1.000_001, "at 10^({exponent}/10)");
+        }
+    }
+
+    #[test]
+    fn equal_costs_meet_in_the_middle_at_the_overlap_bound() {
+        let (compute, load) = costs(1e-5, 1e-5);
+        let chunks = facts(60);
+        let planned = plan(RestoreMode::Planned, &chunks, LAYERS, TOKEN_BYTES, &compute, &load);
+        let all = 60.0 * 64.0 * f64::from(LAYERS) * 1e-5;
+        let bound = all * all / (all + all);
+        assert!((planned.seconds / bound - 1.0).abs() < 0.01, "{} against {bound}", planned.seconds);
+        assert!(planned.cuts[..29].iter().all(|cut| *cut == LAYERS));
+        assert!(planned.cuts[31..].iter().all(|cut| *cut == 0));
+    }
+
+    #[test]
+    fn layers_that_were_not_saved_are_recomputed_in_every_mode() {
+        let (compute, load) = costs(1e-3, 1e-9);
+        let mut chunks = facts(3);
+        chunks[1].saved[5] = false;
+        for mode in [RestoreMode::Planned, RestoreMode::Load, RestoreMode::Cut(2), RestoreMode::Alternate] {
+            let planned = plan(mode, &chunks, LAYERS, TOKEN_BYTES, &compute, &load);
+            assert!(planned.cuts[1] >= 6, "{mode}: {:?}", planned.cuts);
+        }
+    }
+
+    #[test]
+    fn modes_are_read_as_they_are_written() {
+        for mode in [
+            RestoreMode::Planned,
+            RestoreMode::Load,
+            RestoreMode::Recompute,
+            RestoreMode::Cut(7),
+            RestoreMode::Alternate,
+        ] {
+            assert_eq!(mode.to_string().parse(), Ok(mode));
+        }
+        assert!("half".parse::<RestoreMode>().is_err());
+    }
+}

@@ -1,0 +1,305 @@
+//! A restore under way: what to compute and what to load next, until every cell is on the device.
+//!
+//! Pure state: the scheduler asks for the next action, carries it out and tells the outcome. Compute
+//! walks from the first chunk, loads from the last. A cell that cannot be used raises its chunk's cut,
+//! so that it is recomputed; when the tier falls behind its prediction, compute takes the next chunk
+//! over (invariant I4).
+
+use super::plan::RestoreMode;
+use super::report::RestoreReport;
+use crate::kv::chunk::Chunk;
+
+/// Chunks whose cells may be under way from the tier at once.
+const LOADS_IN_FLIGHT: usize = 4;
+
+/// What to do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Ask the tier for the cells of `chunk` from layer `first_layer` up.
+    Load {
+        /// Index of the chunk.
+        chunk: usize,
+        /// Lowest layer to load.
+        first_layer: u32,
+    },
+    /// Run `layers` layers over `chunks` consecutive chunks.
+    Compute {
+        /// Index of the first chunk.
+        chunk: usize,
+        /// How many chunks.
+        chunks: usize,
+        /// How many of the lowest layers.
+        layers: u32,
+    },
+    /// Nothing until a load arrives.
+    Wait,
+    /// Every cell is on the device.
+    Done,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Load {
+    Unasked,
+    Asked,
+    Ended,
+}
+
+#[derive(Clone, Debug)]
+struct ChunkProgress {
+    tokens: usize,
+    cut: u32,
+    computed: bool,
+    load: Load,
+}
+
+/// Predictions used to decide whether to wait or to take over, in seconds.
+pub struct Outlook<'a> {
+    /// Compute every layer of the chunk with this index.
+    pub compute_chunk: &'a dyn Fn(usize) -> f64,
+    /// Load what is still to come: cells, bytes.
+    pub load: &'a dyn Fn(usize, usize) -> f64,
+    /// Since the last cell arrived, or since the first was asked for.
+    pub stalled: f64,
+}
+
+/// A restore under way.
+#[derive(Debug)]
+pub struct Progress {
+    layers: u32,
+    token_bytes: usize,
+    forced: bool,
+    chunks: Vec<ChunkProgress>,
+    in_flight: usize,
+    /// Counts for the report.
+    pub report: RestoreReport,
+}
+
+impl Progress {
+    /// Begins a restore of `chunks` by `cuts` (m(c) per chunk) in a model of `layers` layers whose cells
+    /// have `token_bytes` bytes a token. `mode` other than planned is never departed from while the tier
+    /// answers.
+    pub fn new(chunks: &[Chunk], cuts: &[u32], layers: u32, token_bytes: usize, mode: RestoreMode) -> Self {
+        debug_assert_eq!(chunks.len(), cuts.len());
+        let forced = mode != RestoreMode::Planned;
+        let report = RestoreReport { plan: cuts.to_vec(), layers, forced, ..RestoreReport::default() };
+        let chunks = chunks
+            .iter()
+            .zip(cuts)
+            .map(|(chunk, cut)| ChunkProgress {
+                tokens: chunk.tokens,
+                cut: *cut,
+                computed: *cut == 0,
+                load: if *cut == layers { Load::Ended } else { Load::Unasked },
+            })
+            .collect();
+        Self { layers, token_bytes, forced, chunks, in_flight: 0, report }
+    }
+
+    fn complete(&self, chunk: &ChunkProgress) -> bool {
+        chunk.computed && (chunk.cut == self.layers || chunk.load == Load::Ended)
+    }
+
+    /// Whether every layer below `layers` of every chunk before `end` is on the device.
+    fn ready_below(&self, end: usize, layers: u32) -> bool {
+        self.chunks[..end].iter().all(|chunk| self.complete(chunk) || (chunk.computed && chunk.cut >= layers))
+    }
+
+    /// Bytes and cells still to come from the tier.
+    fn to_load(&self) -> (usize, usize) {
+        self.chunks.iter().filter(|chunk| chunk.load != Load::Ended).fold((0, 0), |(cells, bytes), chunk| {
+            let count = (self.layers - chunk.cut) as usize;
+            (cells + count, bytes + count * chunk.tokens * self.token_bytes)
+        })
+    }
+
+    /// The next thing to do. At most `chunks_max` chunks are computed at once.
+    pub fn next(&mut self, chunks_max: usize, outlook: &Outlook<'_>) -> Action {
+        if self.in_flight < LOADS_IN_FLIGHT
+            && let Some(chunk) = self.chunks.iter().rposition(|chunk| chunk.load == Load::Unasked)
+        {
+            self.chunks[chunk].load = Load::Asked;
+            self.in_flight += 1;
+            return Action::Load { chunk, first_layer: self.chunks[chunk].cut };
+        }
+        if let Some(action) = self.planned_compute(chunks_max) {
+            return action;
+        }
+        let Some(front) = self.chunks.iter().position(|chunk| !self.complete(chunk)) else {
+            return Action::Done;
+        };
+        if self.should_take_over(front, outlook) {
+            self.chunks[front].cut = self.layers;
+            self.chunks[front].computed = false;
+            if self.chunks[front].load == Load::Unasked {
+                self.chunks[front].load = Load::Ended;
+            }
+            self.report.refuse("slow", u64::from(self.layers));
+            return Action::Compute { chunk: front, chunks: 1, layers: self.layers };
+        }
+        Action::Wait
+    }
+
+    /// Compute the plan asks for, whose inputs are on the device.
+    fn planned_compute(&self, chunks_max: usize) -> Option<Action> {
+        let chunk = self.chunks.iter().position(|chunk| !chunk.computed)?;
+        let layers = self.chunks[chunk].cut;
+        if !self.ready_below(chunk, layers) {
+            return None;
+        }
+        let chunks = self.chunks[chunk..]
+            .iter()
+            .take(chunks_max)
+            .take_while(|next| !next.computed && next.cut == layers)
+            .count();
+        Some(Action::Compute { chunk, chunks, layers })
+    }
+
+    fn should_take_over(&self, front: usize, outlook: &Outlook<'_>) -> bool {
+        if self.forced || self.chunks[front].cut == self.layers {
+            return false;
+        }
+        let (cells, bytes) = self.to_load();
+        let load = (outlook.load)(cells, bytes).max(outlook.stalled);
+        load > (outlook.compute_chunk)(front)
+    }
+
+    /// Whether a chunk's cells are still wanted when they arrive.
+    pub fn wants(&self, chunk: usize) -> bool {
+        self.chunks[chunk].load == Load::Asked && self.chunks[chunk].cut < self.layers
+    }
+
+    /// Told that the tier answered for a chunk. `refused` are the layers it could not give, with reasons.
+    pub fn loaded(&mut self, chunk: usize, refused: &[(u32, String)]) {
+        self.in_flight -= 1;
+        let wanted = self.wants(chunk);
+        let state = &mut self.chunks[chunk];
+        state.load = Load::Ended;
+        if !wanted {
+            return;
+        }
+        for (layer, reason) in refused {
+            self.report.refuse(reason, 1);
+            if *layer >= state.cut {
+                state.cut = layer + 1;
+                state.computed = false;
+            }
+        }
+        let cells = u64::from(self.layers - state.cut);
+        self.report.bytes_loaded += cells * (state.tokens * self.token_bytes) as u64;
+    }
+
+    /// Told that a compute action ended after `seconds`.
+    pub fn computed(&mut self, chunk: usize, chunks: usize, seconds: f64) {
+        for state in &mut self.chunks[chunk..chunk + chunks] {
+            state.computed = true;
+        }
+        self.report.compute_ms += seconds * 1e3;
+    }
+
+    /// Cells asked for and not yet answered.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Fills the report's counts once everything is on the device.
+    pub fn finish(&mut self, resident: usize) -> RestoreReport {
+        let mut report = std::mem::take(&mut self.report);
+        for chunk in &self.chunks {
+            let tokens = chunk.tokens as u64;
+            report.cells_recomputed += u64::from(chunk.cut);
+            report.cells_loaded += u64::from(self.layers - chunk.cut);
+            match chunk.cut {
+                0 => report.tokens_loaded += tokens,
+                cut if cut == self.layers => report.tokens_recomputed += tokens,
+                _ => report.tokens_mixed += tokens,
+            }
+        }
+        report.tokens_resident = resident as u64;
+        report.tokens = report.tokens_resident
+            + report.tokens_loaded
+            + report.tokens_mixed
+            + report.tokens_recomputed;
+        report
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LAYERS: u32 = 4;
+
+    fn chunks(count: usize) -> Vec<Chunk> {
+        (0..count).map(|index| Chunk { id: [index as u8; 32], start: index * 64, tokens: 64 }).collect()
+    }
+
+    fn outlook<'a>(
+        compute: &'a dyn Fn(usize) -> f64,
+        load: &'a dyn Fn(usize, usize) -> f64,
+        stalled: f64,
+    ) -> Outlook<'a> {
+        Outlook { compute_chunk: compute, load, stalled }
+    }
+
+    /// Runs a restore with a tier that answers every request at once, refusing what `refuse` says.
+    fn run(progress: &mut Progress, refuse: impl Fn(usize) -> Vec<(u32, String)>) -> RestoreReport {
+        let (compute, load) = (|_: usize| 1.0, |_: usize, _: usize| 0.0);
+        for _ in 0..1000 {
+            match progress.next(2, &outlook(&compute, &load, 0.0)) {
+                Action::Load { chunk, .. } => progress.loaded(chunk, &refuse(chunk)),
+                Action::Compute { chunk, chunks, .. } => progress.computed(chunk, chunks, 0.5),
+                Action::Wait => panic!("nothing is under way"),
+                Action::Done => return progress.finish(0),
+            }
+        }
+        panic!("the restore does not end");
+    }
+
+    #[test]
+    fn i10_the_report_counts_every_cell_once() {
+        for cuts in [vec![0, 0, 0], vec![4, 4, 4], vec![4, 2, 0], vec![1, 0, 3]] {
+            let mut progress = Progress::new(&chunks(3), &cuts, LAYERS, 8, RestoreMode::Cut(0));
+            let report = run(&mut progress, |_| Vec::new());
+            assert_eq!(report.cells_loaded + report.cells_recomputed, 12, "{cuts:?}");
+            assert_eq!(report.cells_recomputed, cuts.iter().map(|cut| u64::from(*cut)).sum::<u64>());
+            assert_eq!(report.tokens, 192);
+        }
+    }
+
+    #[test]
+    fn i2_a_refused_cell_is_recomputed_with_the_layers_below_it() {
+        let mut progress = Progress::new(&chunks(3), &[0, 0, 0], LAYERS, 8, RestoreMode::Load);
+        let refuse = |chunk| if chunk == 1 { vec![(2, "corrupt".to_owned())] } else { Vec::new() };
+        let report = run(&mut progress, refuse);
+        assert_eq!((report.cells_recomputed, report.cells_loaded), (3, 9));
+        assert_eq!(report.tokens_mixed, 64);
+        assert_eq!(report.cells_refused(), 1);
+    }
+
+    #[test]
+    fn i4_a_stuck_tier_is_taken_over_chunk_by_chunk() {
+        let mut progress = Progress::new(&chunks(2), &[0, 0], LAYERS, 8, RestoreMode::Planned);
+        let (compute, load) = (|_: usize| 1.0, |_: usize, _: usize| 0.1);
+        let mut ask = |progress: &mut Progress, stalled| progress.next(4, &outlook(&compute, &load, stalled));
+        assert_eq!(ask(&mut progress, 0.0), Action::Load { chunk: 1, first_layer: 0 });
+        assert_eq!(ask(&mut progress, 0.0), Action::Load { chunk: 0, first_layer: 0 });
+        assert_eq!(ask(&mut progress, 0.5), Action::Wait);
+        assert_eq!(ask(&mut progress, 1.5), Action::Compute { chunk: 0, chunks: 1, layers: LAYERS });
+        progress.computed(0, 1, 1.0);
+        assert_eq!(ask(&mut progress, 2.5), Action::Compute { chunk: 1, chunks: 1, layers: LAYERS });
+        progress.computed(1, 1, 1.0);
+        assert_eq!(ask(&mut progress, 3.5), Action::Done);
+        progress.loaded(1, &[]);
+        let report = progress.finish(0);
+        assert_eq!((report.tokens_recomputed, report.tokens_loaded), (128, 0));
+    }
+
+    #[test]
+    fn a_forced_plan_waits_for_its_tier() {
+        let mut progress = Progress::new(&chunks(1), &[0], LAYERS, 8, RestoreMode::Load);
+        let (compute, load) = (|_: usize| 0.0, |_: usize, _: usize| 9.0);
+        let view = outlook(&compute, &load, 100.0);
+        assert!(matches!(progress.next(4, &view), Action::Load { .. }));
+        assert_eq!(progress.next(4, &view), Action::Wait);
+    }
+}

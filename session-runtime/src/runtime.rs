@@ -1,0 +1,541 @@
+//! The library's face: a runtime that an application opens, and everything it can ask of it.
+
+use std::sync::Arc;
+
+use kernels::backend::Backend;
+use kernels::cpu::{CpuBackend, CpuOptions};
+use serde::Serialize;
+use store::{Store, StoreOptions, SystemClock};
+
+use crate::agent::{AgentInfo, Guests, GuestsConfig, NativeTool, ToolInfo};
+use crate::config::{CONTEXT_LENGTH_DEFAULT, Config};
+use crate::engine::{self, EngineOptions};
+use crate::error::{Error, ErrorKind};
+use crate::kv::contract::{CELL_LAYOUT, Contract, hex};
+use crate::models::constraint::ConstraintFactory;
+use crate::models::{LoadedModel, ModelConfig};
+use crate::restore::plan::RestoreMode;
+use crate::restore::report::RestoreReport;
+use crate::scheduler::{DeviceView, Scheduler, SchedulerOptions};
+use crate::session::driver::{Drivers, PlainChat, TurnDriver};
+use crate::session::host::SessionHost;
+use crate::session::live::{JournalObserver, SessionMap};
+use crate::session::manager::SessionManager;
+use crate::session::spec::{Role, SessionSpec, TurnRequest};
+use crate::session::view::{Event, KvTransition, KvView, SegmentView, SessionView, TurnView};
+
+/// Rows of a step: the largest piece of a prompt computed at once.
+pub const STEP_ROWS: usize = 256;
+
+/// The loaded model, for people and programs.
+#[derive(Clone, Debug, Serialize)]
+pub struct ModelInfo {
+    /// Alias or path.
+    pub alias: String,
+    /// Architecture.
+    pub architecture: String,
+    /// Weights, counted.
+    pub parameters: Option<u64>,
+    /// Most tokens of a session.
+    pub context_length: u64,
+    /// Size of the vocabulary.
+    pub vocab: u64,
+    /// Bytes of KV for each token.
+    pub kv_bytes_per_token: u64,
+    /// SHA-256 of the weights file.
+    pub weights_digest: String,
+}
+
+/// What the disk tier holds.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct DiskView {
+    /// Bytes of packs.
+    pub bytes: u64,
+    /// Most bytes they may have.
+    pub quota: u64,
+    /// Cells.
+    pub cells: u64,
+}
+
+/// A runtime, for people and programs.
+#[derive(Clone, Debug, Serialize)]
+pub struct RuntimeInfo {
+    /// Version of this software.
+    pub version: String,
+    /// The model.
+    pub model: ModelInfo,
+    /// The device, in words.
+    pub backend: String,
+    /// Which backends give the same bits.
+    pub numerics_class: String,
+    /// Digest of the contract.
+    pub contract: String,
+    /// Pages.
+    pub device: DeviceView,
+    /// Cells.
+    pub disk: DiskView,
+    /// What was found and mended when the data directory was opened.
+    pub recovery: Vec<String>,
+    /// Sessions.
+    pub sessions: u64,
+    /// What an operator should know.
+    pub warnings: Vec<String>,
+}
+
+struct Inner {
+    config: Config,
+    store: Store,
+    guests: Guests,
+    manager: Arc<SessionManager>,
+    sessions: Arc<SessionMap>,
+    model: ModelInfo,
+    backend: String,
+    numerics_class: String,
+    warnings: Vec<String>,
+}
+
+/// A runtime: one model on one device, with its sessions. Cheap to clone.
+#[derive(Clone)]
+pub struct Runtime(Arc<Inner>);
+
+/// Finds agents among the guests; a session without one is a plain chat.
+struct GuestDrivers(Guests);
+
+impl Drivers for GuestDrivers {
+    fn driver(&self, spec: &SessionSpec) -> Result<Arc<dyn TurnDriver>, Error> {
+        match &spec.agent {
+            Some(agent) => self.0.driver(agent),
+            None => Ok(Arc::new(PlainChat)),
+        }
+    }
+}
+
+impl Runtime {
+    /// Opens the data directory, loads the model and the guests, brings the sessions back.
+    ///
+    /// # Errors
+    /// `config_invalid`, `data_dir_in_use`, `data_dir_newer`, `model_not_found`, `model_unsupported`,
+    /// `out_of_memory` and others, each with its fix.
+    pub async fn open(config: Config) -> Result<Self, Error> {
+        config.validate()?;
+        let opening = config.clone();
+        let (store, model, backend) = tokio::task::spawn_blocking(move || {
+            let store = open_store(&opening)?;
+            let model = crate::models::open(&opening.model)?;
+            let backend = CpuBackend::new(CpuOptions { threads: opening.thread_count(), isa: None })?;
+            Ok::<_, Error>((store, model, Arc::new(backend)))
+        })
+        .await
+        .map_err(Error::internal)??;
+        let guests = Guests::open(GuestsConfig {
+            cache: config.data_dir.join("compiled"),
+            directories: config.guests.clone(),
+            components: config.components.clone(),
+            limits: config.limits.clone(),
+            grant_roots: config.grant_roots.clone(),
+        })
+        .await?;
+        Self::assemble(config, store, model, backend, guests).await
+    }
+
+    async fn assemble(
+        config: Config,
+        store: Store,
+        model: LoadedModel,
+        backend: Arc<CpuBackend>,
+        guests: Guests,
+    ) -> Result<Self, Error> {
+        let context_length = match config.context_length {
+            0 => model.config.context_length.min(CONTEXT_LENGTH_DEFAULT),
+            asked => asked.min(model.config.context_length),
+        };
+        let contract = contract(&model, backend.as_ref(), &config.tenant_salt);
+        let (description, numerics_class) = (backend.describe(), backend.numerics_class().to_owned());
+        let info = model_info(&config, &model, context_length);
+        let mut warnings = guests.warnings();
+        warnings.extend(model.warnings.iter().cloned());
+        warnings.push("no CUDA backend in this build: the CPU runs the model".to_owned());
+
+        let sessions = Arc::new(SessionMap::default());
+        let clock = Arc::new(SystemClock::default());
+        let options =
+            EngineOptions { budget_bytes: config.device_budget_bytes, context_length, step_rows: STEP_ROWS };
+        let (engine, model) = tokio::task::spawn_blocking(move || {
+            engine::open(backend, &model, options).map(|engine| (engine, model))
+        })
+        .await
+        .map_err(Error::internal)??;
+        let scheduler = Scheduler::start(
+            engine,
+            store.clone(),
+            contract.clone(),
+            SchedulerOptions {
+                restore_mode: config.restore_mode,
+                idle_ttl_ms: u64::try_from(config.idle_ttl.as_millis()).unwrap_or(u64::MAX),
+                context_length,
+                save_when_idle: config.save_when_idle,
+            },
+            Arc::clone(&clock) as _,
+            Box::new(JournalObserver { sessions: Arc::clone(&sessions) }),
+        )?;
+        let constraints = ConstraintFactory::new(&model.tokenizer)
+            .map_err(|error| Error::invalid("model_unsupported", error.to_string()))?;
+        let host = Arc::new(SessionHost {
+            store: store.clone(),
+            scheduler,
+            tokenizer: Arc::new(model.tokenizer),
+            template: model.template,
+            frames: model.frames,
+            constraints,
+            contract,
+            model: config.model.clone(),
+            context_length,
+            limits: config.sessions.clone(),
+            clock,
+        });
+        let drivers = Arc::new(GuestDrivers(guests.clone()));
+        let (map, resume) = (Arc::clone(&sessions), config.resume_turns);
+        let manager = SessionManager::open(host, map, drivers, resume)?;
+        Ok(Self(Arc::new(Inner {
+            config,
+            store,
+            guests,
+            manager,
+            sessions,
+            model: info,
+            backend: description,
+            numerics_class,
+            warnings,
+        })))
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &Config {
+        &self.0.config
+    }
+
+    /// Model, device, tiers, warnings.
+    ///
+    /// # Errors
+    /// The scheduler has stopped.
+    pub async fn info(&self) -> Result<RuntimeInfo, Error> {
+        let inner = &self.0;
+        let host = inner.manager.host();
+        let usage = inner.store.cells().usage();
+        Ok(RuntimeInfo {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            model: inner.model.clone(),
+            backend: inner.backend.clone(),
+            numerics_class: inner.numerics_class.clone(),
+            contract: hex(&host.contract.digest()),
+            device: host.scheduler.device().await?,
+            disk: DiskView { bytes: usage.disk_bytes, quota: usage.quota_bytes, cells: usage.cells },
+            recovery: recovery_lines(inner.store.recovery()),
+            sessions: inner.manager.count() as u64,
+            warnings: inner.warnings.clone(),
+        })
+    }
+
+    /// Why the store stopped acknowledging, if it did.
+    pub fn poisoned(&self) -> Option<String> {
+        self.0.store.poisoned()
+    }
+
+    /// The store, for its throttle, its faults and its usage.
+    pub fn store(&self) -> &Store {
+        &self.0.store
+    }
+
+    /// The model's tokenizer.
+    pub fn tokenizer(&self) -> &crate::models::Tokenizer {
+        &self.0.manager.host().tokenizer
+    }
+
+    /// Writes the server's address into the data directory's lock, where other commands find it.
+    ///
+    /// # Errors
+    /// The lock file cannot be written.
+    pub fn set_address(&self, url: &str) -> Result<(), Error> {
+        self.0.store.set_address(url).map_err(Error::internal)
+    }
+
+    /// Adds a tool of the application.
+    ///
+    /// # Errors
+    /// `tool_exists`, `tool_name_invalid`.
+    pub fn register_tool(&self, tool: Arc<dyn NativeTool>) -> Result<(), Error> {
+        self.0.guests.register_native(tool)
+    }
+
+    /// Tools by name.
+    pub fn tools(&self) -> Vec<ToolInfo> {
+        self.0.guests.tools()
+    }
+
+    /// Agents by name.
+    pub fn agents(&self) -> Vec<AgentInfo> {
+        self.0.guests.agents()
+    }
+
+    /// Creates a session.
+    ///
+    /// # Errors
+    /// `session_exists`, `agent_not_found`, `tool_not_found`, `params_invalid`, `too_many_sessions`.
+    pub async fn create_session(&self, spec: SessionSpec) -> Result<SessionView, Error> {
+        self.0.guests.check(&spec)?;
+        let session = self.0.manager.create(spec).await?;
+        self.0.manager.view(&session).await
+    }
+
+    /// Every session, by creation.
+    pub async fn sessions(&self) -> Vec<SessionView> {
+        self.0.manager.views().await
+    }
+
+    /// A session.
+    ///
+    /// # Errors
+    /// `session_not_found` (as for every method that takes an id).
+    pub async fn session(&self, id: &str) -> Result<SessionView, Error> {
+        self.0.manager.view(self.0.manager.get(id)?.as_ref()).await
+    }
+
+    /// Deletes a session and its events; a running turn is cancelled first.
+    ///
+    /// # Errors
+    /// The store.
+    pub async fn delete_session(&self, id: &str) -> Result<(), Error> {
+        self.0.manager.delete(&self.0.manager.get(id)?).await
+    }
+
+    /// Makes a session with the history of another one, sharing its pages.
+    ///
+    /// # Errors
+    /// `session_busy`, `session_exists`.
+    pub async fn fork_session(
+        &self,
+        id: &str,
+        new_id: Option<String>,
+        title: Option<String>,
+    ) -> Result<SessionView, Error> {
+        let source = self.0.manager.get(id)?;
+        let fork = self.0.manager.fork(&source, new_id, title).await?;
+        self.0.manager.view(&fork).await
+    }
+
+    /// Appends a message between turns.
+    ///
+    /// # Errors
+    /// `session_busy`, `context_length_exceeded`.
+    pub async fn append_message(&self, id: &str, role: Role, text: &str) -> Result<(), Error> {
+        self.0.manager.append_message(&self.0.manager.get(id)?, role, text).await
+    }
+
+    /// Begins a turn; it runs on whoever waits.
+    ///
+    /// # Errors
+    /// `session_busy`, `queue_full`, `context_length_exceeded`, `contract_mismatch`, `store_unavailable`.
+    pub async fn start_turn(&self, id: &str, request: TurnRequest) -> Result<TurnView, Error> {
+        self.0.manager.get(id)?.start_turn(request, self.0.manager.drivers()).await
+    }
+
+    /// A turn.
+    ///
+    /// # Errors
+    /// `turn_not_found`.
+    pub async fn turn(&self, id: &str, turn: &str) -> Result<TurnView, Error> {
+        self.0.manager.get(id)?.turn(turn)
+    }
+
+    /// Every turn of a session.
+    ///
+    /// # Errors
+    /// `session_not_found`.
+    pub async fn turns(&self, id: &str) -> Result<Vec<TurnView>, Error> {
+        Ok(self.0.manager.get(id)?.turns())
+    }
+
+    /// Waits until a turn is neither queued nor running.
+    ///
+    /// # Errors
+    /// `turn_not_found`.
+    pub async fn wait_turn(&self, id: &str, turn: &str) -> Result<TurnView, Error> {
+        self.0.manager.get(id)?.wait_turn(turn).await
+    }
+
+    /// Asks a turn to stop.
+    ///
+    /// # Errors
+    /// `turn_not_found`.
+    pub async fn cancel_turn(&self, id: &str, turn: &str) -> Result<TurnView, Error> {
+        self.0.manager.get(id)?.cancel_turn(turn).await
+    }
+
+    /// Durable events after `after`, at most `limit`.
+    ///
+    /// # Errors
+    /// The journal cannot be read.
+    pub async fn events(&self, id: &str, after: u64, limit: usize) -> Result<Vec<Event>, Error> {
+        let session = self.0.manager.get(id)?;
+        self.0.manager.events(&session, after, limit).await
+    }
+
+    /// Resolves when an event after `after` is durable.
+    ///
+    /// # Errors
+    /// `session_not_found` once the session is deleted.
+    pub async fn wait_events(&self, id: &str, after: u64) -> Result<(), Error> {
+        self.0.manager.get(id)?.wait_events(after).await
+    }
+
+    /// The session's segments.
+    ///
+    /// # Errors
+    /// `session_not_found`.
+    pub async fn segments(&self, id: &str) -> Result<Vec<SegmentView>, Error> {
+        let session = self.0.manager.get(id)?;
+        Ok(self.0.manager.segments(&session))
+    }
+
+    /// The session's tokens.
+    ///
+    /// # Errors
+    /// `session_not_found`.
+    pub async fn tokens(&self, id: &str) -> Result<Vec<u32>, Error> {
+        Ok(self.0.manager.get(id)?.record().tokens.clone())
+    }
+
+    /// The text of the session's tokens, control tokens included.
+    ///
+    /// # Errors
+    /// `session_not_found`.
+    pub async fn transcript(&self, id: &str) -> Result<String, Error> {
+        let tokens = self.tokens(id).await?;
+        Ok(self.tokenizer().decode(&tokens))
+    }
+
+    /// Where the session's KV is.
+    ///
+    /// # Errors
+    /// `session_not_found`.
+    pub async fn kv(&self, id: &str) -> Result<KvView, Error> {
+        Ok(self.session(id).await?.kv)
+    }
+
+    /// Recent KV transitions: sequence number of the event, time, transition.
+    ///
+    /// # Errors
+    /// `session_not_found`.
+    pub async fn transitions(&self, id: &str) -> Result<Vec<(u64, u64, KvTransition)>, Error> {
+        Ok(self.0.manager.get(id)?.record().transitions.clone())
+    }
+
+    /// Saves the session's KV to disk and frees its pages.
+    ///
+    /// # Errors
+    /// `session_busy`, `not_resident`.
+    pub async fn evict(&self, id: &str) -> Result<KvTransition, Error> {
+        self.0.manager.evict(self.0.manager.get(id)?.as_ref()).await
+    }
+
+    /// Brings the session's KV back to the device.
+    ///
+    /// # Errors
+    /// `session_busy`, `kv_capacity`, `nothing_to_restore`.
+    pub async fn restore(&self, id: &str, mode: RestoreMode) -> Result<RestoreReport, Error> {
+        self.0.manager.restore(self.0.manager.get(id)?.as_ref(), mode).await
+    }
+
+    /// Cuts segments whose TTL has passed now instead of at the next tick.
+    pub async fn sweep(&self) {
+        self.0.manager.sweep().await;
+    }
+
+    /// Waits until everything that is to be saved is on disk, then forgets the sessions in memory.
+    ///
+    /// # Errors
+    /// The store cannot be closed cleanly.
+    pub async fn shutdown(self) -> Result<(), Error> {
+        self.0.manager.host().scheduler.settle().await?;
+        self.0.sessions.clear();
+        self.0.store.checkpoint().map_err(Error::internal)
+    }
+}
+
+fn open_store(config: &Config) -> Result<Store, Error> {
+    let options = StoreOptions {
+        cell_quota_bytes: config.disk_quota_bytes,
+        probe: config.probe.clone(),
+        ..StoreOptions::default()
+    };
+    let store = Store::open(&config.data_dir, options).map_err(|error| {
+        let code = match &error {
+            store::OpenError::InUse { .. } => "data_dir_in_use",
+            store::OpenError::NewerFormat { .. } => "data_dir_newer",
+            _ => "data_dir",
+        };
+        Error::new(ErrorKind::Conflict, code, error.to_string())
+    })?;
+    store.cells().set_throttle(store::Throttle {
+        bytes_per_s: config.throttle.bytes_per_s,
+        latency: config.throttle.latency,
+    });
+    Ok(store)
+}
+
+/// What an operator should know of how the data directory was opened.
+pub(crate) fn recovery_lines(report: &store::RecoveryReport) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(reason) = &report.rebuilt {
+        lines.push(format!("the metadata index was rebuilt from the journal: {reason}"));
+    }
+    lines.extend(report.quarantined.iter().map(|path| format!("kept for inspection: {path}")));
+    let counts = [
+        (report.torn_tail_bytes, "bytes of unfinished writes were cut from the logs"),
+        (report.damaged.len() as u64, "damaged ranges of the logs were skipped"),
+        (report.missing_records, "records are missing"),
+        (report.cells_recovered, "saved cells were found that the index had missed"),
+        (report.cells_dropped, "saved cells are gone with their packs and will be recomputed"),
+    ];
+    lines.extend(counts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")));
+    lines
+}
+
+/// The contract of a model on a backend.
+pub fn contract<B: Backend>(model: &LoadedModel, backend: &B, tenant_salt: &str) -> Contract {
+    let shape = &model.config;
+    Contract {
+        weights_digest: hex(&model.weights_digest),
+        architecture: format!(
+            "{} layers={} hidden={} ffn={} heads={} kv_heads={} head_dim={} kinds={}",
+            shape.architecture.name(),
+            shape.layers,
+            shape.hidden,
+            shape.ffn,
+            shape.heads,
+            shape.kv_heads,
+            shape.head_dim,
+            shape.layer_kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(",")
+        ),
+        adapter_digest: "none".to_owned(),
+        tokenizer_digest: hex(&model.tokenizer_digest),
+        rope: format!("base={} dims={} pairing={:?}", shape.rope_base, shape.rope_dims, shape.rope_pairing),
+        kv_layout: CELL_LAYOUT.to_owned(),
+        numerics_class: backend.numerics_class().to_owned(),
+        lineage: "exact".to_owned(),
+        tenant_salt: tenant_salt.to_owned(),
+    }
+}
+
+fn model_info(config: &Config, model: &LoadedModel, context_length: usize) -> ModelInfo {
+    let shape: &ModelConfig = &model.config;
+    ModelInfo {
+        alias: config.model.clone(),
+        architecture: shape.architecture.name().to_owned(),
+        parameters: Some(model.gguf.parameters()),
+        context_length: context_length as u64,
+        vocab: shape.vocab as u64,
+        kv_bytes_per_token: shape.kv_token_bytes() as u64,
+        weights_digest: hex(&model.weights_digest),
+    }
+}

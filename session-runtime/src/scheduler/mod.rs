@@ -1,0 +1,281 @@
+//! The scheduler: one thread that owns the engine, the device's pages and every session's KV life.
+//!
+//! It admits messages, restores and evicts, batches the rows of running sessions into steps, and keeps
+//! the device within its budget. Restores never evict each other (I9): victims are idle sessions; when
+//! running ones outgrow the device, the youngest steps back and is restored later.
+//!
+//! Knows tokens, pages and cells; knows no guest, no journal and no HTTP.
+
+mod generation;
+mod restoring;
+mod room;
+mod saving;
+mod sequence;
+mod stepping;
+mod tier;
+mod worker;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::thread::JoinHandle;
+
+use kernels::backend::Backend;
+use store::{Clock, Store};
+use tokio::sync::{mpsc::UnboundedSender, oneshot};
+
+use crate::engine::Engine;
+use crate::error::{Error, ErrorKind};
+use crate::kv::contract::Contract;
+use crate::restore::plan::RestoreMode;
+use crate::restore::report::RestoreReport;
+use crate::session::spec::Finish;
+use crate::session::view::{KvTransition, KvView};
+
+pub use generation::GenerationRequest;
+
+/// Messages that may wait for the scheduler.
+const INBOX_MESSAGES: usize = 4096;
+
+/// Told of every change of KV state and every restore, on the scheduler's thread: it must not block.
+pub trait KvObserver: Send + 'static {
+    /// A session's KV changed state.
+    fn transition(&self, session: &str, transition: &KvTransition);
+    /// A restore ended.
+    fn restored(&self, session: &str, report: &RestoreReport);
+}
+
+/// How the scheduler keeps its device.
+#[derive(Clone, Debug)]
+pub struct SchedulerOptions {
+    /// How restores choose, unless a command says otherwise.
+    pub restore_mode: RestoreMode,
+    /// Idle time after which KV leaves the device unasked, milliseconds.
+    pub idle_ttl_ms: u64,
+    /// Most tokens of a session.
+    pub context_length: usize,
+    /// Whether sealed chunks are saved when a session becomes idle, so that they survive the process.
+    pub save_when_idle: bool,
+}
+
+/// What a message told while it was written.
+#[derive(Debug)]
+pub enum GenerationEvent {
+    /// The history before the message is on the device.
+    Started {
+        /// Tokens before the message.
+        input_tokens: u64,
+        /// Of these, tokens whose KV was not computed for it.
+        cached_tokens: u64,
+    },
+    /// Tokens were sampled; `text` is what they let show.
+    Token {
+        /// The token.
+        id: u32,
+        /// Text that can be shown.
+        text: String,
+    },
+    /// The message ended; `text` is what was held back.
+    Done {
+        /// Why.
+        finish: Finish,
+        /// The rest of the text.
+        text: String,
+    },
+    /// The message cannot go on.
+    Failed(Error),
+}
+
+/// What the device holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct DeviceView {
+    /// Pages of the pool.
+    pub pages_total: u64,
+    /// Free pages.
+    pub pages_free: u64,
+    /// Bytes of a page.
+    pub page_bytes: u64,
+    /// Sessions with KV on the device.
+    pub sessions_resident: u64,
+    /// Bytes of the weights.
+    pub weight_bytes: u64,
+    /// Tokens computed since the start.
+    pub tokens_computed: u64,
+    /// Tokens whose KV was reused when a message began.
+    pub tokens_reused: u64,
+}
+
+type Reply<T> = oneshot::Sender<Result<T, Error>>;
+
+/// What the scheduler is asked.
+enum Command {
+    Open { session: Arc<str>, tokens: Vec<u32>, saved_under: Option<Box<Contract>>, idle_ttl_ms: Option<u64> },
+    Append { session: Arc<str>, tokens: Vec<u32> },
+    Generate { session: Arc<str>, request: Box<GenerationRequest>, events: UnboundedSender<GenerationEvent> },
+    Cancel { session: Arc<str> },
+    Rest { session: Arc<str>, reason: &'static str },
+    Evict { session: Arc<str>, reply: Reply<KvTransition> },
+    Restore { session: Arc<str>, mode: RestoreMode, reply: Reply<RestoreReport> },
+    Fork { source: Arc<str>, target: Arc<str>, reply: Reply<()> },
+    Cut { session: Arc<str>, start: usize, end: usize, reply: Reply<()> },
+    Close { session: Arc<str> },
+    View { session: Arc<str>, reply: Reply<KvView> },
+    Device { reply: Reply<DeviceView> },
+    Settle { reply: Reply<()> },
+}
+
+enum Message {
+    Command(Command),
+    Tier(tier::TierAnswer),
+    Stop,
+}
+
+/// Handle of the scheduler's thread.
+pub struct Scheduler {
+    inbox: SyncSender<Message>,
+    thread: Option<JoinHandle<()>>,
+    stopping: Arc<AtomicBool>,
+}
+
+impl Scheduler {
+    /// Starts the thread with an engine and a store.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn start<B: Backend>(
+        engine: Engine<B>,
+        store: Store,
+        contract: Contract,
+        options: SchedulerOptions,
+        clock: Arc<dyn Clock>,
+        observer: Box<dyn KvObserver>,
+    ) -> Result<Self, Error> {
+        let (inbox, messages) = sync_channel(INBOX_MESSAGES);
+        let stopping = Arc::new(AtomicBool::new(false));
+        let answers = inbox.clone();
+        let tier = tier::Tier::start(store, contract.digest(), move |answer| {
+            // The scheduler may be gone already; its answers are then of no use.
+            let _ = answers.send(Message::Tier(answer));
+        })?;
+        let stop = Arc::clone(&stopping);
+        let thread = std::thread::Builder::new()
+            .name("scheduler".into())
+            .spawn(move || {
+                worker::Worker::new(engine, tier, contract, options, clock, observer, stop).run(&messages);
+            })
+            .map_err(Error::internal)?;
+        Ok(Self { inbox, thread: Some(thread), stopping })
+    }
+
+    fn send(&self, command: Command) -> Result<(), Error> {
+        self.inbox.try_send(Message::Command(command)).map_err(|error| match error {
+            TrySendError::Full(_) => Error::new(
+                ErrorKind::Limit,
+                "queue_full",
+                format!("the scheduler's queue of {INBOX_MESSAGES} messages is full; try again shortly"),
+            )
+            .retryable(),
+            TrySendError::Disconnected(_) => {
+                Error::new(ErrorKind::Unavailable, "stopped", "the scheduler has stopped")
+            }
+        })
+    }
+
+    async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Error> {
+        let (reply, answer) = oneshot::channel();
+        self.send(command(reply))?;
+        answer.await.map_err(|_| Error::new(ErrorKind::Unavailable, "stopped", "the scheduler has stopped"))?
+    }
+
+    /// Makes a session known with its history. `saved_under` is the contract its cells were saved under.
+    ///
+    /// # Errors
+    /// The queue is full or the scheduler has stopped (also for every method below).
+    pub fn open(
+        &self,
+        session: &Arc<str>,
+        tokens: Vec<u32>,
+        saved_under: Option<Contract>,
+        idle_ttl_ms: Option<u64>,
+    ) -> Result<(), Error> {
+        let saved_under = saved_under.map(Box::new);
+        self.send(Command::Open { session: Arc::clone(session), tokens, saved_under, idle_ttl_ms })
+    }
+
+    /// Appends given tokens to a session's history.
+    pub fn append(&self, session: &Arc<str>, tokens: Vec<u32>) -> Result<(), Error> {
+        self.send(Command::Append { session: Arc::clone(session), tokens })
+    }
+
+    /// Begins a message; what happens is told through `events`.
+    pub fn generate(
+        &self,
+        session: &Arc<str>,
+        request: GenerationRequest,
+        events: UnboundedSender<GenerationEvent>,
+    ) -> Result<(), Error> {
+        self.send(Command::Generate { session: Arc::clone(session), request: Box::new(request), events })
+    }
+
+    /// Ends the session's message with [`Finish::Cancelled`].
+    pub fn cancel(&self, session: &Arc<str>) -> Result<(), Error> {
+        self.send(Command::Cancel { session: Arc::clone(session) })
+    }
+
+    /// Tells that the session will not generate for a while.
+    pub fn rest(&self, session: &Arc<str>, reason: &'static str) -> Result<(), Error> {
+        self.send(Command::Rest { session: Arc::clone(session), reason })
+    }
+
+    /// Saves the session's KV and drops the device copy. Refused while a message is written.
+    pub async fn evict(&self, session: &Arc<str>) -> Result<KvTransition, Error> {
+        self.ask(|reply| Command::Evict { session: Arc::clone(session), reply }).await
+    }
+
+    /// Brings the session's KV back to the device.
+    pub async fn restore(&self, session: &Arc<str>, mode: RestoreMode) -> Result<RestoreReport, Error> {
+        self.ask(|reply| Command::Restore { session: Arc::clone(session), mode, reply }).await
+    }
+
+    /// Makes `target` known with the history of `source`, sharing its pages.
+    pub async fn fork(&self, source: &Arc<str>, target: &Arc<str>) -> Result<(), Error> {
+        let (source, target) = (Arc::clone(source), Arc::clone(target));
+        self.ask(|reply| Command::Fork { source, target, reply }).await
+    }
+
+    /// Removes tokens `start..end` from the history; what follows is recomputed when next used.
+    pub async fn cut(&self, session: &Arc<str>, start: usize, end: usize) -> Result<(), Error> {
+        self.ask(|reply| Command::Cut { session: Arc::clone(session), start, end, reply }).await
+    }
+
+    /// Forgets a session and frees its pages.
+    pub fn close(&self, session: &Arc<str>) -> Result<(), Error> {
+        self.send(Command::Close { session: Arc::clone(session) })
+    }
+
+    /// Where a session's KV is.
+    pub async fn view(&self, session: &Arc<str>) -> Result<KvView, Error> {
+        self.ask(|reply| Command::View { session: Arc::clone(session), reply }).await
+    }
+
+    /// What the device holds.
+    pub async fn device(&self) -> Result<DeviceView, Error> {
+        self.ask(|reply| Command::Device { reply }).await
+    }
+
+    /// Waits until nothing is left to save.
+    pub async fn settle(&self) -> Result<(), Error> {
+        self.ask(|reply| Command::Settle { reply }).await
+    }
+}
+
+impl Drop for Scheduler {
+    fn drop(&mut self) {
+        self.stopping.store(true, Ordering::Relaxed);
+        // A full inbox is fine: the flag is seen at the next message.
+        let _ = self.inbox.try_send(Message::Stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! Carrying out restores: loads from the tier and recompute on the device, side by side.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use kernels::backend::Backend;
+use store::CancelFlag;
+
+use super::tier::TierRequest;
+use super::worker::{Phase, Purpose, Worker};
+use crate::engine::{LogitRows, SequenceRows};
+use crate::error::Error;
+use crate::kv::chunk::{CHUNK_TOKENS, Chunk};
+use crate::kv::state::KvEvent;
+use crate::restore::plan::{ChunkFacts, plan};
+use crate::restore::progress::{Action, Outlook, Progress};
+
+/// A restore under way.
+pub(super) struct RestoreRun {
+    id: u64,
+    chunks: Vec<Chunk>,
+    cancels: Vec<CancelFlag>,
+    progress: Progress,
+    begun: Instant,
+    last_arrival: Instant,
+    resident: usize,
+    /// Leading sealed chunks of the history whose every cell is saved.
+    saved_chunks: usize,
+}
+
+impl RestoreRun {
+    /// Tells the tier that nothing more is wanted.
+    pub(super) fn cancel(&self) {
+        for cancel in &self.cancels {
+            cancel.cancel();
+        }
+    }
+}
+
+impl<B: Backend> Worker<B> {
+    /// Plans a restore for an admitted job.
+    pub(super) fn begin_restore(&mut self, index: usize) -> Result<(), Error> {
+        let session = Arc::clone(&self.jobs[index].session);
+        let mode = self.jobs[index].mode;
+        let layers = self.engine.config().layers;
+        let sequence = self.sequences.get(&session).ok_or_else(|| Error::no_session(&session))?;
+        let chunks = sequence.missing_chunks(&self.contract_digest);
+        let usable = sequence.foreign.is_empty();
+        let facts: Vec<ChunkFacts> = chunks
+            .iter()
+            .map(|chunk| ChunkFacts {
+                start: chunk.start,
+                tokens: chunk.tokens,
+                saved: (0..layers)
+                    .map(|layer| usable && self.tier.contains(&chunk.id, layer as u32))
+                    .collect(),
+            })
+            .collect();
+        let token_bytes = self.engine.cell_bytes(1);
+        let planned = plan(mode, &facts, layers as u32, token_bytes, &self.compute, &self.load);
+        let mut progress = Progress::new(&chunks, &planned.cuts, layers as u32, token_bytes, mode);
+        progress.report.predicted_ms = planned.seconds * 1e3;
+        progress.report.predicted_recompute_ms = planned.recompute_seconds * 1e3;
+        let missing: usize =
+            facts.iter().map(|chunk| chunk.saved.iter().filter(|saved| !**saved).count()).sum();
+        let reason =
+            if usable { "absent".to_owned() } else { format!("contract: {}", sequence.foreign.join(", ")) };
+        progress.report.refuse(&reason, missing as u64);
+        let whole = facts.iter().take_while(|chunk| {
+            chunk.tokens == CHUNK_TOKENS && chunk.saved.iter().all(|saved| *saved)
+        });
+        let now = Instant::now();
+        self.next_restore += 1;
+        let run = RestoreRun {
+            id: self.next_restore,
+            cancels: chunks.iter().map(|_| CancelFlag::default()).collect(),
+            saved_chunks: sequence.computed / CHUNK_TOKENS + whole.count(),
+            resident: sequence.computed,
+            chunks,
+            progress,
+            begun: now,
+            last_arrival: now,
+        };
+        let reason = match self.jobs[index].purpose {
+            Purpose::Message { .. } => "turn",
+            Purpose::Restore { .. } => "command",
+        };
+        self.change(&session, KvEvent::Restore, reason, 0, 0.0);
+        self.jobs[index].phase = Phase::Restoring(Box::new(run));
+        Ok(())
+    }
+
+    /// Advances every restore; whether anything was computed.
+    pub(super) fn restore_some(&mut self) -> bool {
+        let mut worked = false;
+        let mut index = 0;
+        while index < self.jobs.len() {
+            let session = Arc::clone(&self.jobs[index].session);
+            let Phase::Restoring(mut run) = std::mem::replace(&mut self.jobs[index].phase, Phase::Waiting)
+            else {
+                index += 1;
+                continue;
+            };
+            // The phase is put back below unless the restore ends here.
+            match self.advance(&session, &mut run) {
+                Ok(Some(computed)) => {
+                    worked |= computed;
+                    self.jobs[index].phase = Phase::Restoring(run);
+                    index += 1;
+                }
+                Ok(None) => {
+                    if !self.end_restore(index, &session, *run) {
+                        index += 1;
+                    }
+                }
+                Err(error) => {
+                    run.cancel();
+                    self.abandon_restore(&session);
+                    self.fail_job(index, error);
+                }
+            }
+        }
+        worked
+    }
+
+    /// Asks for loads, or computes one piece. `None`: done; `Some(computed)` otherwise.
+    fn advance(&mut self, session: &Arc<str>, run: &mut RestoreRun) -> Result<Option<bool>, Error> {
+        let layers = self.engine.config().layers;
+        let chunks_max = (self.engine.step_rows() / CHUNK_TOKENS).max(1);
+        loop {
+            let (compute, load) = (&self.compute, &self.load);
+            let outlook = Outlook {
+                compute_chunk: &|index| {
+                    let chunk = &run.chunks[index];
+                    compute.seconds(chunk.tokens, layers, chunk.start as f64 + chunk.tokens as f64 / 2.0)
+                },
+                load: &|cells, bytes| load.seconds(cells, bytes),
+                stalled: run.last_arrival.elapsed().as_secs_f64(),
+            };
+            match run.progress.next(chunks_max, &outlook) {
+                Action::Load { chunk, first_layer } => self.tier.ask(TierRequest::Load {
+                    restore: run.id,
+                    index: chunk,
+                    chunk: run.chunks[chunk].id,
+                    first_layer,
+                    layers: layers as u32,
+                    cancel: run.cancels[chunk].clone(),
+                }),
+                Action::Compute { chunk, chunks, layers: cut } => {
+                    if cut as usize == layers {
+                        run.cancels[chunk..chunk + chunks].iter().for_each(CancelFlag::cancel);
+                    }
+                    let pieces = &run.chunks[chunk..chunk + chunks];
+                    let seconds = self.recompute(session, pieces, cut as usize)?;
+                    run.progress.computed(chunk, chunks, seconds);
+                    return Ok(Some(true));
+                }
+                Action::Wait => return Ok(Some(false)),
+                Action::Done => return Ok(None),
+            }
+        }
+    }
+
+    /// Runs the lowest `layers` layers over consecutive chunks; seconds taken.
+    fn recompute(&mut self, session: &Arc<str>, chunks: &[Chunk], layers: usize) -> Result<f64, Error> {
+        let sequence = self.sequences.get(session).ok_or_else(|| Error::no_session(session))?;
+        let start = chunks[0].start;
+        let rows: usize = chunks.iter().map(|chunk| chunk.tokens).sum();
+        let begun = Instant::now();
+        let piece = SequenceRows {
+            tokens: &sequence.tokens[start..start + rows],
+            start,
+            tables: &sequence.table,
+            logits: LogitRows::None,
+        };
+        self.engine.forward(&[piece], layers, &mut self.logits)?;
+        let seconds = begun.elapsed().as_secs_f64();
+        self.compute.observe(rows, layers, start as f64 + rows as f64 / 2.0, seconds);
+        self.tokens_computed += rows as u64;
+        Ok(seconds)
+    }
+
+    /// Takes a chunk's cells from the tier.
+    pub(super) fn loaded(
+        &mut self,
+        restore: u64,
+        index: usize,
+        first_layer: u32,
+        cells: Vec<Result<Vec<u8>, String>>,
+        seconds: f64,
+    ) {
+        let job = self.jobs.iter_mut().find_map(|job| match &mut job.phase {
+            Phase::Restoring(run) if run.id == restore => Some((Arc::clone(&job.session), run)),
+            _ => None,
+        });
+        let Some((session, run)) = job else { return };
+        let bytes: usize = cells.iter().flatten().map(Vec::len).sum();
+        self.load.observe(bytes, seconds);
+        run.last_arrival = Instant::now();
+        let mut refused = Vec::new();
+        if run.progress.wants(index)
+            && let Some(sequence) = self.sequences.get(&session)
+        {
+            let chunk = &run.chunks[index];
+            for (layer, cell) in (first_layer..).zip(cells) {
+                let pages = sequence.chunk_pages(chunk, layer as usize);
+                let outcome = cell.and_then(|cell| {
+                    self.engine.scatter_cell(&pages, chunk.tokens, &cell).map_err(|error| error.to_string())
+                });
+                if let Err(reason) = outcome {
+                    refused.push((layer, reason));
+                }
+            }
+        }
+        run.progress.loaded(index, &refused);
+    }
+
+    /// Everything is on the device. Returns whether the job is over.
+    fn end_restore(&mut self, index: usize, session: &Arc<str>, mut run: RestoreRun) -> bool {
+        let ms = run.begun.elapsed().as_secs_f64() * 1e3;
+        let mut report = run.progress.finish(run.resident);
+        report.ms = ms;
+        if let Some(sequence) = self.sequences.get_mut(session) {
+            sequence.computed = sequence.known;
+            sequence.saved_chunks = run.saved_chunks;
+            sequence.save_asked = run.saved_chunks;
+            sequence.foreign.clear();
+            sequence.last_restore = Some(report.clone());
+            sequence.last_used_ms = self.clock.monotonic_ms();
+        }
+        let reason = match self.jobs[index].purpose {
+            Purpose::Message { .. } => "turn",
+            Purpose::Restore { .. } => "command",
+        };
+        self.change(session, KvEvent::Arrive, reason, report.bytes_loaded, ms);
+        self.observer.restored(session, &report);
+        self.jobs[index].computed_tokens += report.tokens_recomputed + report.tokens_mixed;
+        if let Purpose::Restore { reply } = &mut self.jobs[index].purpose {
+            if let Some(reply) = reply.take() {
+                let _ = reply.send(Ok(report));
+            }
+            self.jobs.remove(index);
+            return true;
+        }
+        self.begin_running(index);
+        false
+    }
+
+    /// Drops what a given-up restore brought.
+    pub(super) fn abandon_restore(&mut self, session: &str) {
+        if let Some(sequence) = self.sequences.get_mut(session) {
+            sequence.table.truncate(&mut self.pool, 0);
+            sequence.computed = 0;
+            self.change(session, KvEvent::Abandon, "cancelled", 0, 0.0);
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! Making room: admission in order, eviction of idle sessions, stepping back.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use kernels::backend::Backend;
+
+use super::worker::{Phase, Purpose, Worker, busy};
+use super::Reply;
+use crate::error::{Error, ErrorKind};
+use crate::kv::chunk::chunks;
+use crate::kv::state::{KvEvent, KvState};
+use crate::kv::table::BlockTable;
+use crate::session::view::KvTransition;
+
+impl<B: Backend> Worker<B> {
+    /// Admits waiting jobs, oldest first. A job that finds no room keeps younger ones waiting, so that
+    /// none is overtaken for ever.
+    pub(super) fn admit(&mut self) {
+        let mut index = 0;
+        while index < self.jobs.len() {
+            if !matches!(self.jobs[index].phase, Phase::Waiting) {
+                index += 1;
+                continue;
+            }
+            match self.admit_job(index) {
+                Ok(true) => index += 1,
+                Ok(false) => return,
+                Err(error) => self.fail_job(index, error),
+            }
+        }
+    }
+
+    /// Gives a job its pages. `Ok(false)`: not now.
+    fn admit_job(&mut self, index: usize) -> Result<bool, Error> {
+        let session = Arc::clone(&self.jobs[index].session);
+        let Some(sequence) = self.sequences.get_mut(&session) else {
+            return Err(Error::no_session(&session));
+        };
+        let tokens = match self.jobs[index].purpose {
+            Purpose::Message { .. } => {
+                // Logits need at least the last token's row.
+                let last = sequence.tokens.len().saturating_sub(1);
+                if sequence.state.is_resident() || sequence.state == KvState::None {
+                    sequence.computed = sequence.computed.min(last);
+                }
+                sequence.tokens.len() + 1
+            }
+            Purpose::Restore { .. } => sequence.known,
+        };
+        self.fits(&session, tokens)?;
+        if !self.reserve(&session, tokens)? {
+            return Ok(false);
+        }
+        let state = self.sequences.get(&session).map_or(KvState::None, |sequence| sequence.state);
+        if state.is_resident() || state == KvState::None {
+            self.begin_running(index);
+        } else {
+            self.begin_restore(index)?;
+        }
+        Ok(true)
+    }
+
+    /// Refuses what no eviction could make room for.
+    fn fits(&self, session: &str, tokens: usize) -> Result<(), Error> {
+        let config = self.engine.config();
+        let pages = BlockTable::pages_for(config.layers, config.kv_heads, tokens);
+        if pages <= self.pool.total() {
+            return Ok(());
+        }
+        let page_bytes = self.engine.pool_spec().page_bytes() as u64;
+        Err(Error::new(
+            ErrorKind::Limit,
+            "kv_capacity",
+            format!(
+                "session '{session}' needs {} bytes of KV for {tokens} tokens and the device budget is {} bytes: \
+                 start with a larger --device-budget",
+                pages as u64 * page_bytes,
+                self.pool.total() as u64 * page_bytes
+            ),
+        ))
+    }
+
+    /// Makes a table hold `tokens` tokens, evicting idle sessions where needed. `Ok(false)`: no room now.
+    pub(super) fn reserve(&mut self, session: &Arc<str>, tokens: usize) -> Result<bool, Error> {
+        let wanted = |worker: &Self| {
+            worker.sequences.get(session).map_or(0, |sequence| {
+                sequence.table.pages_wanted(&worker.pool, sequence.computed, tokens)
+            })
+        };
+        if wanted(self) > self.pool.free() + self.evictable_pages(session) {
+            return Ok(false);
+        }
+        while wanted(self) > self.pool.free() {
+            let Some(victim) = self.victim(session) else { return Ok(false) };
+            self.evict(&victim, "pressure");
+        }
+        let Some(sequence) = self.sequences.get_mut(session) else { return Ok(false) };
+        let copies = sequence
+            .table
+            .prepare(&mut self.pool, sequence.computed, tokens)
+            .map_err(Error::internal)?;
+        for copy in copies {
+            self.engine.copy_page(copy.source, copy.target)?;
+        }
+        Ok(true)
+    }
+
+    /// Whether a session's pages may be taken: it has no job, or its job waits and has begun nothing. A
+    /// running or restoring session is never a victim (I9).
+    fn is_evictable(&self, session: &str) -> bool {
+        self.job(session).is_none_or(|index| matches!(self.jobs[index].phase, Phase::Waiting))
+    }
+
+    /// Pages that evicting every victim could free at most.
+    fn evictable_pages(&self, keep: &str) -> usize {
+        self.sequences
+            .values()
+            .filter(|sequence| &*sequence.id != keep && self.is_evictable(&sequence.id))
+            .map(|sequence| sequence.table.all().count())
+            .sum()
+    }
+
+    /// The session whose eviction costs least: one without a job before one that waits, one whose soft
+    /// TTL has passed before one within it, then the one unused longest.
+    fn victim(&self, keep: &str) -> Option<Arc<str>> {
+        let now = self.clock.monotonic_ms();
+        self.sequences
+            .values()
+            .filter(|sequence| {
+                &*sequence.id != keep && sequence.table.capacity() > 0 && self.is_evictable(&sequence.id)
+            })
+            .min_by_key(|sequence| {
+                let waits = self.job(&sequence.id).is_some();
+                let within_ttl = sequence.deadline_ms().is_some_and(|deadline| deadline > now);
+                (waits, within_ttl, sequence.last_used_ms, Arc::clone(&sequence.id))
+            })
+            .map(|sequence| Arc::clone(&sequence.id))
+    }
+
+    /// Saves what is not saved, then drops the device copy.
+    pub(super) fn evict(&mut self, session: &Arc<str>, reason: &str) -> Option<KvTransition> {
+        let begun = Instant::now();
+        let sequence = self.sequences.get(session)?;
+        let computed = sequence.computed;
+        let unsaved: Vec<_> = chunks(&self.contract_digest, &sequence.tokens[..computed])
+            .into_iter()
+            .skip(sequence.save_asked)
+            .collect();
+        let mut bytes = 0;
+        let mut kept = computed > 0;
+        for chunk in unsaved {
+            match self.save_chunk(session, chunk) {
+                Ok(saved) => bytes += saved,
+                Err(error) => {
+                    tracing::warn!(%session, %error, "cells not saved on eviction");
+                    kept = false;
+                    break;
+                }
+            }
+        }
+        let sequence = self.sequences.get_mut(session)?;
+        sequence.known = sequence.known.max(computed);
+        sequence.table.truncate(&mut self.pool, 0);
+        sequence.computed = 0;
+        let event = if kept && sequence.state.is_resident() { KvEvent::Evict } else { KvEvent::Drop };
+        let ms = begun.elapsed().as_secs_f64() * 1e3;
+        self.change(session, event, reason, bytes, ms)
+    }
+
+    /// Evicts sessions whose soft TTL has passed.
+    pub(super) fn evict_expired(&mut self) {
+        let now = self.clock.monotonic_ms();
+        let expired: Vec<Arc<str>> = self
+            .sequences
+            .values()
+            .filter(|sequence| {
+                sequence.deadline_ms().is_some_and(|deadline| deadline <= now)
+                    && self.job(&sequence.id).is_none()
+            })
+            .map(|sequence| Arc::clone(&sequence.id))
+            .collect();
+        for session in expired {
+            self.evict(&session, "ttl");
+        }
+    }
+
+    /// Evicts on command; answers once the cells are on disk.
+    pub(super) fn evict_on_command(&mut self, session: &Arc<str>, reply: Reply<KvTransition>) {
+        let begun = Instant::now();
+        let outcome = match self.sequences.get(session) {
+            None => Err(Error::no_session(session)),
+            Some(_) if self.job(session).is_some() => Err(busy(session)),
+            Some(sequence) if !sequence.state.is_resident() => Err(Error::new(
+                ErrorKind::Conflict,
+                "not_resident",
+                format!("session '{session}' has no KV on the device: it is {}", sequence.state.as_str()),
+            )),
+            Some(_) => self
+                .evict(session, "command")
+                .ok_or_else(|| Error::internal("the eviction changed nothing")),
+        };
+        match outcome {
+            Ok(change) => {
+                self.evicting.push((Arc::clone(session), change, begun, reply));
+                self.answer_evictions();
+            }
+            Err(error) => {
+                let _ = reply.send(Err(error));
+            }
+        }
+    }
+
+    /// Answers eviction commands once nothing is under way to the tier.
+    pub(super) fn answer_evictions(&mut self) {
+        if self.saver.in_flight() > 0 {
+            return;
+        }
+        for (_, mut change, begun, reply) in self.evicting.drain(..) {
+            change.ms = begun.elapsed().as_secs_f64() * 1e3;
+            let _ = reply.send(Ok(change));
+        }
+    }
+
+    /// Makes room for a running job's next rows, in the end by letting the youngest other running job
+    /// step back. `Ok(false)`: this job stepped back itself.
+    pub(super) fn grow(&mut self, session: &Arc<str>, tokens: usize) -> Result<bool, Error> {
+        self.fits(session, tokens)?;
+        while !self.reserve(session, tokens)? {
+            let running = |phase: &Phase| matches!(phase, Phase::Running);
+            let own = self.job(session);
+            let youngest = (0..self.jobs.len()).rev().find(|index| running(&self.jobs[*index].phase));
+            match youngest {
+                Some(index) if Some(index) != own || self.jobs.len() > 1 => {
+                    let stepping_back = Arc::clone(&self.jobs[index].session);
+                    self.evict(&stepping_back, "pressure");
+                    self.jobs[index].phase = Phase::Waiting;
+                    if Some(index) == own {
+                        return Ok(false);
+                    }
+                }
+                // Alone, with everything else evicted, and `fits` held: the pages are there.
+                _ => return Err(Error::internal("no room for the only running session")),
+            }
+        }
+        Ok(true)
+    }
+}

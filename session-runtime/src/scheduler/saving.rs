@@ -1,0 +1,108 @@
+//! Saving: sealed chunks of idle sessions go to the tier in the background, so that an eviction finds
+//! little left to write and a killed process finds its KV on disk.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use kernels::backend::Backend;
+
+use super::tier::TierRequest;
+use super::worker::Worker;
+use crate::error::Error;
+use crate::kv::chunk::{CHUNK_TOKENS, Chunk, chunks};
+
+/// Bytes of cells that background saving may have under way.
+const SAVING_BYTES: u64 = 64 << 20;
+
+/// What is to be saved and what is under way.
+#[derive(Default)]
+pub(super) struct Saver {
+    sessions: VecDeque<Arc<str>>,
+    in_flight: usize,
+    bytes: u64,
+}
+
+impl Saver {
+    /// Saves a session's sealed chunks when there is time.
+    pub(super) fn enqueue(&mut self, session: &Arc<str>) {
+        if !self.sessions.contains(session) {
+            self.sessions.push_back(Arc::clone(session));
+        }
+    }
+
+    /// Whether nothing is waiting and nothing under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.sessions.is_empty() && self.in_flight == 0
+    }
+
+    /// Chunks under way.
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+}
+
+impl<B: Backend> Worker<B> {
+    /// Hands one chunk of the first waiting session to the tier; whether there was one.
+    pub(super) fn save_some(&mut self) -> bool {
+        while self.saver.bytes < SAVING_BYTES
+            && let Some(session) = self.saver.sessions.front().cloned()
+        {
+            let Some(chunk) = self.next_unsaved(&session) else {
+                self.saver.sessions.pop_front();
+                continue;
+            };
+            if let Err(error) = self.save_chunk(&session, chunk) {
+                tracing::warn!(%session, %error, "chunk not saved");
+                self.saver.sessions.pop_front();
+            }
+            return true;
+        }
+        false
+    }
+
+    /// The first sealed chunk on the device that the tier was not asked to save.
+    fn next_unsaved(&self, session: &str) -> Option<Chunk> {
+        let sequence = self.sequences.get(session)?;
+        let sealed = sequence.computed / CHUNK_TOKENS;
+        if sequence.save_asked >= sealed {
+            return None;
+        }
+        let list = chunks(&self.contract_digest, &sequence.tokens[..sealed * CHUNK_TOKENS]);
+        list.into_iter().nth(sequence.save_asked)
+    }
+
+    /// Copies a chunk's cells off the device and asks the tier to save them; their bytes.
+    pub(super) fn save_chunk(&mut self, session: &Arc<str>, chunk: Chunk) -> Result<u64, Error> {
+        let Some(sequence) = self.sequences.get_mut(session) else { return Ok(0) };
+        let cells = (0..self.engine.config().layers)
+            .map(|layer| self.engine.gather_cell(&sequence.chunk_pages(&chunk, layer), chunk.tokens))
+            .collect::<Result<Vec<_>, _>>()?;
+        let bytes: u64 = cells.iter().map(|cell| cell.len() as u64).sum();
+        if chunk.is_sealed() {
+            sequence.save_asked = chunk.start / CHUNK_TOKENS + 1;
+        }
+        self.saver.in_flight += 1;
+        self.saver.bytes += bytes;
+        self.tier.ask(TierRequest::Save { session: Arc::clone(session), chunk, cells });
+        Ok(bytes)
+    }
+
+    /// Told that a chunk was saved, or why not.
+    pub(super) fn saved(&mut self, session: &str, chunk: &Chunk, bytes: u64, outcome: Result<(), String>) {
+        self.saver.in_flight -= 1;
+        self.saver.bytes -= bytes;
+        match outcome {
+            Ok(()) => {
+                if let Some(sequence) = self.sequences.get_mut(session)
+                    && chunk.is_sealed()
+                    && sequence.saved_chunks == chunk.start / CHUNK_TOKENS
+                    && sequence.save_asked > sequence.saved_chunks
+                {
+                    sequence.saved_chunks += 1;
+                }
+            }
+            Err(reason) => tracing::warn!(session, reason, "chunk not saved: it will be recomputed"),
+        }
+        self.answer_evictions();
+    }
+}

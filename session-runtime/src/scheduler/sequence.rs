@@ -1,0 +1,79 @@
+//! What the scheduler knows of one session: tokens, pages, KV state.
+
+use std::sync::Arc;
+
+use crate::engine::Tables;
+use crate::kv::chunk::{Chunk, chunks};
+use crate::kv::contract::Digest;
+use crate::kv::state::{KvEvent, KvState, transition};
+use crate::kv::table::BlockTable;
+use crate::restore::report::RestoreReport;
+use kernels::backend::PageId;
+
+impl Tables for BlockTable {
+    fn pages(&self, layer: usize, kv_head: usize) -> &[PageId] {
+        BlockTable::pages(self, layer, kv_head)
+    }
+}
+
+/// One session's tokens and KV.
+pub(super) struct Sequence {
+    /// Session id.
+    pub id: Arc<str>,
+    /// The history.
+    pub tokens: Vec<u32>,
+    /// Its pages.
+    pub table: BlockTable,
+    /// Tokens, from the first, whose KV is on the device.
+    pub computed: usize,
+    /// Tokens, from the first, whose KV has been computed at some time: what a restore brings back.
+    pub known: usize,
+    /// Where the KV is.
+    pub state: KvState,
+    /// Fields in which the contract of the saved cells differs; empty when they may be used.
+    pub foreign: Vec<String>,
+    /// Sealed chunks, from the first, that the tier was asked to save.
+    pub save_asked: usize,
+    /// Sealed chunks, from the first, known to be saved whole.
+    pub saved_chunks: usize,
+    /// Last use, milliseconds of the monotonic clock.
+    pub last_used_ms: u64,
+    /// Idle time after which the KV leaves the device unasked, milliseconds.
+    pub idle_ttl_ms: u64,
+    /// What the last restore did.
+    pub last_restore: Option<RestoreReport>,
+}
+
+impl Sequence {
+    /// Moves the KV to its next state and says what it was; an event that cannot happen changes nothing.
+    pub fn apply(&mut self, event: KvEvent) -> KvState {
+        let from = self.state;
+        match transition(from, event) {
+            Some(next) => self.state = next,
+            None => tracing::error!(session = %self.id, ?from, ?event, "impossible KV transition"),
+        }
+        from
+    }
+
+    /// The known history's chunks, from the first that is not whole on the device.
+    pub fn missing_chunks(&self, contract: &Digest) -> Vec<Chunk> {
+        chunks(contract, &self.tokens[..self.known])
+            .into_iter()
+            .filter(|chunk| chunk.start + chunk.tokens > self.computed)
+            .collect()
+    }
+
+    /// When the soft TTL ends.
+    pub fn deadline_ms(&self) -> Option<u64> {
+        matches!(self.state, KvState::Idle | KvState::Restored)
+            .then(|| self.last_used_ms.saturating_add(self.idle_ttl_ms))
+    }
+
+    /// Pages of a chunk in one layer, per KV head.
+    pub fn chunk_pages(&self, chunk: &Chunk, layer: usize) -> Vec<&[PageId]> {
+        use kernels::backend::PAGE_TOKENS;
+        let first = chunk.start / PAGE_TOKENS;
+        let last = (chunk.start + chunk.tokens).div_ceil(PAGE_TOKENS);
+        self.table.layer(layer).into_iter().map(|pages| &pages[first..last]).collect()
+    }
+}

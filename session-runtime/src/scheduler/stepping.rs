@@ -1,0 +1,238 @@
+//! Steps: one forward pass over the rows of every running session, and what the logits lead to.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use kernels::backend::Backend;
+
+use super::GenerationEvent;
+use super::generation::Outcome;
+use super::worker::{Phase, Purpose, Worker};
+use crate::engine::{LogitRows, SequenceRows};
+use crate::error::Error;
+use crate::kv::state::{KvEvent, KvState};
+use crate::session::spec::Finish;
+
+/// Rows of one session in a step.
+struct Share {
+    session: Arc<str>,
+    rows: usize,
+}
+
+impl<B: Backend> Worker<B> {
+    /// A job whose history is on the device begins to compute.
+    pub(super) fn begin_running(&mut self, index: usize) {
+        let session = Arc::clone(&self.jobs[index].session);
+        if matches!(self.jobs[index].purpose, Purpose::Restore { .. }) {
+            self.already_resident(index, &session);
+            return;
+        }
+        if let Some(sequence) = self.sequences.get_mut(&session) {
+            // Logits need at least the last token's row; its K and V come out the same again.
+            sequence.computed = sequence.computed.min(sequence.tokens.len().saturating_sub(1));
+            if sequence.state != KvState::Active {
+                self.change(&session, KvEvent::Activate, "turn", 0, 0.0);
+            }
+        }
+        self.jobs[index].phase = Phase::Running;
+    }
+
+    /// A restore on command found everything on the device.
+    fn already_resident(&mut self, index: usize, session: &str) {
+        let report = self.sequences.get(session).map(|sequence| {
+            let tokens = sequence.computed as u64;
+            crate::restore::report::RestoreReport {
+                tokens,
+                tokens_resident: tokens,
+                layers: self.engine.config().layers as u32,
+                ..Default::default()
+            }
+        });
+        if let Some(mut job) = self.jobs.remove(index)
+            && let Purpose::Restore { reply } = &mut job.purpose
+            && let (Some(reply), Some(report)) = (reply.take(), report)
+        {
+            let _ = reply.send(Ok(report));
+        }
+    }
+
+    /// Runs one step; whether there was one.
+    pub(super) fn step(&mut self) -> bool {
+        self.finish_exhausted();
+        let shares = self.shares();
+        if shares.is_empty() {
+            return false;
+        }
+        let begun = Instant::now();
+        if let Err(error) = self.run_rows(&shares) {
+            for share in &shares {
+                if let Some(index) = self.job(&share.session) {
+                    self.fail_job(index, error.clone());
+                }
+            }
+            return true;
+        }
+        self.learn(&shares, begun.elapsed().as_secs_f64());
+        self.take_logits(&shares);
+        true
+    }
+
+    /// Ends messages that are over before their first token.
+    fn finish_exhausted(&mut self) {
+        let mut index = 0;
+        while index < self.jobs.len() {
+            let job = &mut self.jobs[index];
+            let over = match (&job.phase, &mut job.purpose) {
+                (Phase::Running, Purpose::Message { generation, started: false, .. }) => {
+                    generation.over().map(|finish| (finish, generation.rest()))
+                }
+                _ => None,
+            };
+            match over {
+                Some((finish, text)) => self.finish_message(index, finish, text),
+                None => index += 1,
+            }
+        }
+    }
+
+    /// One row for each decoding session, the rest of the step for the oldest that still reads its prompt.
+    fn shares(&mut self) -> Vec<Share> {
+        let running: Vec<Arc<str>> = self
+            .jobs
+            .iter()
+            .filter(|job| matches!(job.phase, Phase::Running))
+            .map(|job| Arc::clone(&job.session))
+            .collect();
+        let pending = |worker: &Self, session: &str| {
+            worker.sequences.get(session).map_or(0, |sequence| sequence.tokens.len() - sequence.computed)
+        };
+        let mut left = self.engine.step_rows();
+        let mut shares: Vec<Share> = Vec::new();
+        let decoding = running.iter().filter(|session| pending(self, session) == 1).count().min(left);
+        let mut prompt_rows = left - decoding;
+        for session in running {
+            let rows = match pending(self, &session) {
+                1 => 1,
+                count => {
+                    let rows = count.min(prompt_rows);
+                    // Only one prompt a step: the next one waits for this one's end.
+                    prompt_rows = 0;
+                    rows
+                }
+            };
+            if rows == 0 || rows > left || !self.is_running(&session) {
+                continue;
+            }
+            let end = self.sequences.get(&session).map_or(0, |sequence| sequence.computed + rows);
+            match self.grow(&session, end) {
+                Ok(true) => {
+                    left -= rows;
+                    shares.push(Share { session, rows });
+                }
+                Ok(false) => {}
+                Err(error) => {
+                    if let Some(index) = self.job(&session) {
+                        self.fail_job(index, error);
+                    }
+                }
+            }
+        }
+        // Growing may have made a session step back that already had its share.
+        shares.retain(|share| self.is_running(&share.session));
+        shares
+    }
+
+    fn is_running(&self, session: &str) -> bool {
+        self.job(session).is_some_and(|index| matches!(self.jobs[index].phase, Phase::Running))
+    }
+
+    fn run_rows(&mut self, shares: &[Share]) -> Result<(), Error> {
+        let mut sequences = Vec::with_capacity(shares.len());
+        for share in shares {
+            let sequence =
+                self.sequences.get(&share.session).ok_or_else(|| Error::no_session(&share.session))?;
+            let end = sequence.computed + share.rows;
+            sequences.push(SequenceRows {
+                tokens: &sequence.tokens[sequence.computed..end],
+                start: sequence.computed,
+                tables: &sequence.table,
+                logits: if end == sequence.tokens.len() { LogitRows::Last } else { LogitRows::None },
+            });
+        }
+        self.logits.clear();
+        self.engine.forward(&sequences, self.engine.config().layers, &mut self.logits)
+    }
+
+    fn learn(&mut self, shares: &[Share], seconds: f64) {
+        let rows: usize = shares.iter().map(|share| share.rows).sum();
+        let context: f64 = shares
+            .iter()
+            .filter_map(|share| Some((self.sequences.get(&share.session)?.computed, share.rows)))
+            .map(|(computed, rows)| (computed as f64 + rows as f64 / 2.0) * rows as f64)
+            .sum();
+        self.compute.observe(rows, self.engine.config().layers, context / rows as f64, seconds);
+        self.tokens_computed += rows as u64;
+    }
+
+    fn take_logits(&mut self, shares: &[Share]) {
+        let vocab = self.engine.config().vocab;
+        let mut logits = std::mem::take(&mut self.logits);
+        let mut rows = logits.chunks_exact_mut(vocab);
+        for share in shares {
+            let Some(sequence) = self.sequences.get_mut(&share.session) else { continue };
+            sequence.computed += share.rows;
+            sequence.known = sequence.known.max(sequence.computed);
+            if sequence.computed < sequence.tokens.len() {
+                if let Some(index) = self.job(&share.session) {
+                    self.jobs[index].computed_tokens += share.rows as u64;
+                }
+                continue;
+            }
+            if let Some(row) = rows.next() {
+                self.take_row(share, row);
+            }
+        }
+        drop(rows);
+        logits.clear();
+        self.logits = logits;
+    }
+
+    /// Samples from one session's logits.
+    fn take_row(&mut self, share: &Share, logits: &mut [f32]) {
+        let Some(index) = self.job(&share.session) else { return };
+        let job = &mut self.jobs[index];
+        let (Purpose::Message { generation, events, started, input_tokens }, Some(sequence)) =
+            (&mut job.purpose, self.sequences.get_mut(&share.session))
+        else {
+            return;
+        };
+        if !*started {
+            *started = true;
+            job.computed_tokens += share.rows as u64;
+            let input_tokens = *input_tokens as u64;
+            let cached_tokens = input_tokens.saturating_sub(job.computed_tokens);
+            self.tokens_reused += cached_tokens;
+            let _ = events.send(GenerationEvent::Started { input_tokens, cached_tokens });
+        }
+        match generation.next(logits, &sequence.tokens) {
+            Ok(Outcome::Token { id, text }) => {
+                sequence.tokens.push(id);
+                let full = sequence.tokens.len() >= self.options.context_length;
+                let gone = events.send(GenerationEvent::Token { id, text }).is_err();
+                if full {
+                    let text = generation.rest();
+                    self.finish_message(index, Finish::MaxTokens, text);
+                } else if gone {
+                    self.finish_message(index, Finish::Cancelled, String::new());
+                }
+            }
+            Ok(Outcome::Last { id, text, finish }) => {
+                sequence.tokens.push(id);
+                let _ = events.send(GenerationEvent::Token { id, text });
+                self.finish_message(index, finish, String::new());
+            }
+            Ok(Outcome::End { text, finish }) => self.finish_message(index, finish, text),
+            Err(error) => self.fail_job(index, error),
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! The disk tier's own thread: writes and reads cells in the order asked, so that the engine never
+//! waits for a disk. The number of requests under way is bounded by the scheduler.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use store::Store;
+use store::{CancelFlag, CellWrite, Miss};
+
+use crate::error::Error;
+use crate::kv::chunk::{Chunk, ChunkId, cell_id};
+use crate::kv::contract::Digest;
+
+/// A request to the tier.
+pub(super) enum TierRequest {
+    /// Save every layer of a chunk.
+    Save { session: Arc<str>, chunk: Chunk, cells: Vec<Vec<u8>> },
+    /// Load the cells of a chunk from `first_layer` up.
+    Load { restore: u64, index: usize, chunk: ChunkId, first_layer: u32, layers: u32, cancel: CancelFlag },
+}
+
+/// The tier's answer.
+pub(super) enum TierAnswer {
+    /// A chunk was saved, or was not, with the reason.
+    Saved { session: Arc<str>, chunk: Chunk, bytes: u64, outcome: Result<(), String> },
+    /// Cells of a chunk, lowest layer first.
+    Loaded { restore: u64, index: usize, first_layer: u32, cells: Vec<Result<Vec<u8>, String>>, seconds: f64 },
+}
+
+/// Handle of the tier's thread.
+pub(super) struct Tier {
+    store: Store,
+    requests: Option<Sender<TierRequest>>,
+    thread: Option<JoinHandle<()>>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Tier {
+    /// Starts the thread; it answers through `answer`.
+    pub(super) fn start(
+        store: Store,
+        contract: Digest,
+        answer: impl Fn(TierAnswer) + Send + 'static,
+    ) -> Result<Self, Error> {
+        let (requests, inbox) = channel();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let serving = store.clone();
+        let thread = std::thread::Builder::new()
+            .name("tier-disk".into())
+            .spawn(move || serve(&serving, &contract, &inbox, &stopped, &answer))
+            .map_err(Error::internal)?;
+        Ok(Self { store, requests: Some(requests), thread: Some(thread), stop })
+    }
+
+    /// Whether the tier has a cell.
+    pub(super) fn contains(&self, chunk: &ChunkId, layer: u32) -> bool {
+        self.store.cells().contains(&cell_id(chunk, layer))
+    }
+
+    /// Asks; the answer comes later.
+    pub(super) fn ask(&self, request: TierRequest) {
+        if let Some(requests) = &self.requests
+            && requests.send(request).is_err()
+        {
+            tracing::error!("the disk tier's thread is gone");
+        }
+    }
+}
+
+impl Drop for Tier {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.requests = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn serve(
+    store: &Store,
+    contract: &Digest,
+    inbox: &Receiver<TierRequest>,
+    stop: &AtomicBool,
+    answer: &dyn Fn(TierAnswer),
+) {
+    while let Ok(request) = inbox.recv() {
+        match request {
+            TierRequest::Save { session, chunk, cells } => {
+                let bytes = cells.iter().map(|cell| cell.len() as u64).sum();
+                let outcome = save(store, contract, &chunk, &cells);
+                answer(TierAnswer::Saved { session, chunk, bytes, outcome });
+            }
+            TierRequest::Load { restore, index, chunk, first_layer, layers, cancel } => {
+                let begun = Instant::now();
+                let cells = (first_layer..layers)
+                    .map(|layer| {
+                        if stop.load(Ordering::Relaxed) {
+                            return Err("stopped".to_owned());
+                        }
+                        store
+                            .cells()
+                            .get_cancellable(&cell_id(&chunk, layer), contract, &cancel)
+                            .map_err(|miss| reason(&miss).to_owned())
+                    })
+                    .collect();
+                let seconds = begun.elapsed().as_secs_f64();
+                answer(TierAnswer::Loaded { restore, index, first_layer, cells, seconds });
+            }
+        }
+    }
+}
+
+fn save(store: &Store, contract: &Digest, chunk: &Chunk, cells: &[Vec<u8>]) -> Result<(), String> {
+    let writes: Vec<CellWrite<'_>> = cells
+        .iter()
+        .enumerate()
+        .map(|(layer, payload)| CellWrite {
+            id: cell_id(&chunk.id, layer as u32),
+            contract: *contract,
+            chunk: chunk.id,
+            layer: layer as u32,
+            tokens: chunk.tokens as u32,
+            codec: 0,
+            payload,
+        })
+        .collect();
+    let report = store.cells().put(&writes).map_err(|error| error.to_string())?;
+    match report.refused.first() {
+        Some((_, refusal)) => Err(refusal.to_string()),
+        None => Ok(()),
+    }
+}
+
+/// The word a report uses for a miss.
+fn reason(miss: &Miss) -> &'static str {
+    match miss {
+        Miss::Absent => "absent",
+        Miss::Corrupt { .. } => "corrupt",
+        Miss::Truncated { .. } => "truncated",
+        Miss::PackMissing { .. } => "pack_missing",
+        Miss::ContractMismatch { .. } => "contract",
+        Miss::Cancelled => "cancelled",
+        _ => "io",
+    }
+}

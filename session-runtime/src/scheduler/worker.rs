@@ -1,0 +1,531 @@
+//! The scheduler's loop: messages in, one piece of work at a time.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::time::{Duration, Instant};
+
+use kernels::backend::Backend;
+use store::Clock;
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::generation::{Generation, GenerationRequest};
+use super::restoring::RestoreRun;
+use super::saving::Saver;
+use super::sequence::Sequence;
+use super::tier::{Tier, TierAnswer};
+use super::{Command, DeviceView, GenerationEvent, KvObserver, Message, Reply, SchedulerOptions};
+use crate::engine::Engine;
+use crate::error::{Error, ErrorKind};
+use crate::kv::contract::{Contract, Digest};
+use crate::kv::pool::PagePool;
+use crate::kv::state::{KvEvent, KvState};
+use crate::kv::table::BlockTable;
+use crate::restore::cost::{ComputeCost, LoadCost};
+use crate::restore::plan::RestoreMode;
+use crate::restore::report::RestoreReport;
+use crate::session::spec::Finish;
+use crate::session::view::{KvTransition, KvView};
+
+/// How often idle sessions are looked at, and the longest sleep while a restore waits for its tier.
+const TICK: Duration = Duration::from_millis(200);
+const RESTORE_POLL: Duration = Duration::from_millis(2);
+
+/// What a job is for.
+pub(super) enum Purpose {
+    /// Write a message.
+    Message {
+        /// The message so far.
+        generation: Box<Generation>,
+        /// Where what happens is told.
+        events: UnboundedSender<GenerationEvent>,
+        /// Whether the first logits were computed.
+        started: bool,
+        /// Tokens before the message.
+        input_tokens: usize,
+    },
+    /// Bring the KV back, on command.
+    Restore { reply: Option<Reply<RestoreReport>> },
+}
+
+/// Where a job stands.
+pub(super) enum Phase {
+    /// Waiting for pages.
+    Waiting,
+    /// Bringing saved KV back.
+    Restoring(Box<RestoreRun>),
+    /// Computing, or decoding.
+    Running,
+}
+
+/// Work for one session. A session has at most one job.
+pub(super) struct Job {
+    pub session: Arc<str>,
+    pub purpose: Purpose,
+    pub phase: Phase,
+    pub mode: RestoreMode,
+    /// Tokens whose KV had to be computed for this message, restores included.
+    pub computed_tokens: u64,
+}
+
+pub(super) struct Worker<B: Backend> {
+    pub engine: Engine<B>,
+    pub pool: PagePool,
+    pub tier: Tier,
+    pub contract: Contract,
+    pub contract_digest: Digest,
+    pub options: SchedulerOptions,
+    pub clock: Arc<dyn Clock>,
+    pub observer: Box<dyn KvObserver>,
+    pub sequences: HashMap<Arc<str>, Sequence>,
+    /// Oldest first: the order of admission, and the reverse of the order of stepping back.
+    pub jobs: VecDeque<Job>,
+    pub saver: Saver,
+    pub compute: ComputeCost,
+    pub load: LoadCost,
+    pub logits: Vec<f32>,
+    pub next_restore: u64,
+    pub settling: Vec<Reply<()>>,
+    pub evicting: Vec<(Arc<str>, KvTransition, Instant, Reply<KvTransition>)>,
+    pub tokens_computed: u64,
+    pub tokens_reused: u64,
+    stopping: Arc<AtomicBool>,
+    last_tick: Instant,
+}
+
+impl<B: Backend> Worker<B> {
+    pub(super) fn new(
+        engine: Engine<B>,
+        tier: Tier,
+        contract: Contract,
+        options: SchedulerOptions,
+        clock: Arc<dyn Clock>,
+        observer: Box<dyn KvObserver>,
+        stopping: Arc<AtomicBool>,
+    ) -> Self {
+        let pool = PagePool::new(engine.pool_spec().pages);
+        Self {
+            contract_digest: contract.digest(),
+            engine,
+            pool,
+            tier,
+            contract,
+            options,
+            clock,
+            observer,
+            sequences: HashMap::new(),
+            jobs: VecDeque::new(),
+            saver: Saver::default(),
+            compute: ComputeCost::default(),
+            load: LoadCost::default(),
+            logits: Vec::new(),
+            next_restore: 0,
+            settling: Vec::new(),
+            evicting: Vec::new(),
+            tokens_computed: 0,
+            tokens_reused: 0,
+            stopping,
+            last_tick: Instant::now(),
+        }
+    }
+
+    /// Works until told to stop.
+    pub(super) fn run(mut self, messages: &Receiver<Message>) {
+        let mut worked = false;
+        loop {
+            if !self.receive(messages, worked) || self.stopping.load(Ordering::Relaxed) {
+                return;
+            }
+            if self.last_tick.elapsed() >= TICK {
+                self.last_tick = Instant::now();
+                self.evict_expired();
+            }
+            worked = self.work();
+        }
+    }
+
+    /// Takes every waiting message; sleeps for the first when there is nothing to do. False: stop.
+    fn receive(&mut self, messages: &Receiver<Message>, worked: bool) -> bool {
+        let patience = if worked {
+            Duration::ZERO
+        } else if self.jobs.iter().any(|job| matches!(job.phase, Phase::Restoring(_))) {
+            RESTORE_POLL
+        } else {
+            TICK
+        };
+        let mut first = match messages.recv_timeout(patience) {
+            Ok(message) => Some(message),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => return false,
+        };
+        loop {
+            match first.take().map_or_else(|| messages.try_recv(), Ok) {
+                Ok(Message::Command(command)) => self.command(command),
+                Ok(Message::Tier(answer)) => self.tier_answer(answer),
+                Ok(Message::Stop) | Err(TryRecvError::Disconnected) => return false,
+                Err(TryRecvError::Empty) => return true,
+            }
+        }
+    }
+
+    /// One piece of work; whether there was any.
+    fn work(&mut self) -> bool {
+        let mut worked = self.save_some();
+        self.admit();
+        worked |= self.restore_some();
+        worked |= self.step();
+        self.settle();
+        worked
+    }
+
+    fn command(&mut self, command: Command) {
+        match command {
+            Command::Open { session, tokens, saved_under, idle_ttl_ms } => {
+                self.open(session, tokens, saved_under.as_deref(), idle_ttl_ms);
+            }
+            Command::Append { session, tokens } => {
+                if let Some(sequence) = self.sequences.get_mut(&session) {
+                    sequence.tokens.extend(tokens);
+                }
+            }
+            Command::Generate { session, request, events } => self.generate(session, *request, events),
+            Command::Cancel { session } => self.cancel(&session),
+            Command::Rest { session, reason } => self.rest(&session, reason),
+            Command::Evict { session, reply } => self.evict_on_command(&session, reply),
+            Command::Restore { session, mode, reply } => self.restore_on_command(session, mode, reply),
+            Command::Fork { source, target, reply } => {
+                let _ = reply.send(self.fork(&source, target));
+            }
+            Command::Cut { session, start, end, reply } => {
+                let _ = reply.send(self.cut(&session, start, end));
+            }
+            Command::Close { session } => self.close(&session),
+            Command::View { session, reply } => {
+                let _ = reply.send(self.view(&session));
+            }
+            Command::Device { reply } => {
+                let _ = reply.send(Ok(self.device()));
+            }
+            Command::Settle { reply } => self.settling.push(reply),
+        }
+    }
+
+    fn tier_answer(&mut self, answer: TierAnswer) {
+        match answer {
+            TierAnswer::Saved { session, chunk, bytes, outcome } => {
+                self.saved(&session, &chunk, bytes, outcome);
+            }
+            TierAnswer::Loaded { restore, index, first_layer, cells, seconds } => {
+                self.loaded(restore, index, first_layer, cells, seconds);
+            }
+        }
+    }
+
+    fn settle(&mut self) {
+        if self.saver.is_idle() {
+            for reply in self.settling.drain(..) {
+                let _ = reply.send(Ok(()));
+            }
+        }
+    }
+
+    fn table(&self) -> BlockTable {
+        BlockTable::new(self.engine.config().layers, self.engine.config().kv_heads)
+    }
+
+    fn open(
+        &mut self,
+        session: Arc<str>,
+        tokens: Vec<u32>,
+        saved_under: Option<&Contract>,
+        idle_ttl_ms: Option<u64>,
+    ) {
+        let foreign: Vec<String> = saved_under
+            .map(|saved| self.contract.differences(saved).into_iter().map(str::to_owned).collect())
+            .unwrap_or_default();
+        let state = match (tokens.is_empty(), saved_under.is_some(), foreign.is_empty()) {
+            (true, ..) => KvState::None,
+            (_, false, _) => KvState::Lost,
+            (_, _, true) => KvState::Evicted,
+            (_, _, false) => KvState::Stale,
+        };
+        let sequence = Sequence {
+            id: Arc::clone(&session),
+            known: tokens.len(),
+            tokens,
+            table: self.table(),
+            computed: 0,
+            state,
+            foreign,
+            save_asked: 0,
+            saved_chunks: 0,
+            last_used_ms: self.clock.monotonic_ms(),
+            idle_ttl_ms: idle_ttl_ms.unwrap_or(self.options.idle_ttl_ms),
+            last_restore: None,
+        };
+        self.sequences.insert(session, sequence);
+    }
+
+    fn generate(
+        &mut self,
+        session: Arc<str>,
+        request: GenerationRequest,
+        events: UnboundedSender<GenerationEvent>,
+    ) {
+        let failure = match self.sequences.get(&session) {
+            None => Some(Error::no_session(&session)),
+            Some(_) if self.job(&session).is_some() => Some(busy(&session)),
+            Some(sequence) if sequence.tokens.is_empty() => {
+                Some(Error::invalid("empty_prompt", "the session has no tokens to continue from"))
+            }
+            Some(sequence) if sequence.tokens.len() >= self.options.context_length => {
+                Some(context_exceeded(sequence.tokens.len(), self.options.context_length))
+            }
+            Some(_) => None,
+        };
+        let purpose = failure.map_or_else(
+            || {
+                let input_tokens = self.history_length(&session).saturating_sub(request.sampled.len());
+                let generation = Box::new(Generation::new(request)?);
+                Ok(Purpose::Message { generation, events: events.clone(), started: false, input_tokens })
+            },
+            Err,
+        );
+        match purpose {
+            Ok(purpose) => self.jobs.push_back(Job {
+                session,
+                purpose,
+                phase: Phase::Waiting,
+                mode: self.options.restore_mode,
+                computed_tokens: 0,
+            }),
+            Err(error) => {
+                let _ = events.send(GenerationEvent::Failed(error));
+            }
+        }
+    }
+
+    fn restore_on_command(&mut self, session: Arc<str>, mode: RestoreMode, reply: Reply<RestoreReport>) {
+        let failure = match self.sequences.get(&session) {
+            None => Some(Error::no_session(&session)),
+            Some(_) if self.job(&session).is_some() => Some(busy(&session)),
+            Some(sequence) if sequence.known == 0 => {
+                Some(Error::invalid("nothing_to_restore", format!("session '{session}' has no KV yet")))
+            }
+            Some(_) => None,
+        };
+        match failure {
+            Some(error) => {
+                let _ = reply.send(Err(error));
+            }
+            None => self.jobs.push_back(Job {
+                session,
+                purpose: Purpose::Restore { reply: Some(reply) },
+                phase: Phase::Waiting,
+                mode,
+                computed_tokens: 0,
+            }),
+        }
+    }
+
+    fn history_length(&self, session: &str) -> usize {
+        self.sequences.get(session).map_or(0, |sequence| sequence.tokens.len())
+    }
+
+    pub(super) fn job(&self, session: &str) -> Option<usize> {
+        self.jobs.iter().position(|job| &*job.session == session)
+    }
+
+    fn cancel(&mut self, session: &str) {
+        if let Some(index) = self.job(session)
+            && matches!(self.jobs[index].purpose, Purpose::Message { .. })
+        {
+            self.finish_message(index, Finish::Cancelled, String::new());
+        }
+    }
+
+    /// Ends a job's message and lets its KV rest.
+    pub(super) fn finish_message(&mut self, index: usize, finish: Finish, text: String) {
+        if let Some(job) = self.remove_job(index)
+            && let Purpose::Message { events, .. } = job.purpose
+        {
+            let _ = events.send(GenerationEvent::Done { finish, text });
+        }
+    }
+
+    /// Ends a job with an error.
+    pub(super) fn fail_job(&mut self, index: usize, error: Error) {
+        match self.remove_job(index).map(|job| job.purpose) {
+            Some(Purpose::Message { events, .. }) => {
+                let _ = events.send(GenerationEvent::Failed(error));
+            }
+            Some(Purpose::Restore { reply: Some(reply) }) => {
+                let _ = reply.send(Err(error));
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes a job off the list; a restore under way is given up first.
+    fn remove_job(&mut self, index: usize) -> Option<Job> {
+        let job = self.jobs.remove(index)?;
+        if let Phase::Restoring(run) = &job.phase {
+            run.cancel();
+            self.abandon_restore(&job.session);
+        }
+        if let Some(sequence) = self.sequences.get_mut(&job.session) {
+            sequence.last_used_ms = self.clock.monotonic_ms();
+        }
+        Some(job)
+    }
+
+    fn rest(&mut self, session: &Arc<str>, reason: &'static str) {
+        let now = self.clock.monotonic_ms();
+        let Some(sequence) = self.sequences.get_mut(session) else { return };
+        sequence.last_used_ms = now;
+        if sequence.state == KvState::Active {
+            self.change(session, KvEvent::Rest, reason, 0, 0.0);
+        }
+        if self.options.save_when_idle {
+            self.saver.enqueue(session);
+        }
+    }
+
+    fn close(&mut self, session: &Arc<str>) {
+        if let Some(index) = self.job(session) {
+            self.finish_message_or_restore(index);
+        }
+        if let Some(mut sequence) = self.sequences.remove(session) {
+            sequence.table.truncate(&mut self.pool, 0);
+        }
+    }
+
+    fn finish_message_or_restore(&mut self, index: usize) {
+        let closed = Error::new(ErrorKind::Conflict, "session_closed", "the session was closed");
+        self.fail_job(index, closed);
+    }
+
+    fn fork(&mut self, source: &str, target: Arc<str>) -> Result<(), Error> {
+        let now = self.clock.monotonic_ms();
+        let empty = self.table();
+        let source = self.sequences.get(source).ok_or_else(|| Error::no_session(source))?;
+        // A restore under way is not shared: the fork restores for itself.
+        let (state, computed) = match source.state {
+            KvState::Active | KvState::Idle | KvState::Restored => (KvState::Idle, source.computed),
+            KvState::Restoring => (KvState::Evicted, 0),
+            state => (state, 0),
+        };
+        let table = if computed > 0 { source.table.fork(&mut self.pool, computed) } else { empty };
+        let forked = Sequence {
+            id: Arc::clone(&target),
+            tokens: source.tokens.clone(),
+            table,
+            computed,
+            known: source.known,
+            state,
+            foreign: source.foreign.clone(),
+            save_asked: source.saved_chunks,
+            saved_chunks: source.saved_chunks,
+            last_used_ms: now,
+            idle_ttl_ms: source.idle_ttl_ms,
+            last_restore: None,
+        };
+        self.sequences.insert(target, forked);
+        Ok(())
+    }
+
+    fn cut(&mut self, session: &str, start: usize, end: usize) -> Result<(), Error> {
+        if self.job(session).is_some() {
+            return Err(busy(session));
+        }
+        let sequence = self.sequences.get_mut(session).ok_or_else(|| Error::no_session(session))?;
+        if start > end || end > sequence.tokens.len() {
+            return Err(Error::invalid(
+                "range_invalid",
+                format!("tokens {start}..{end} are not a range of the {} there are", sequence.tokens.len()),
+            ));
+        }
+        sequence.tokens.drain(start..end);
+        sequence.computed = sequence.computed.min(start);
+        sequence.known = sequence.known.min(start);
+        sequence.saved_chunks = sequence.saved_chunks.min(start / crate::kv::chunk::CHUNK_TOKENS);
+        sequence.save_asked = sequence.save_asked.min(sequence.saved_chunks);
+        let keep = sequence.computed;
+        sequence.table.truncate(&mut self.pool, keep);
+        Ok(())
+    }
+
+    fn view(&self, session: &str) -> Result<KvView, Error> {
+        let sequence = self.sequences.get(session).ok_or_else(|| Error::no_session(session))?;
+        let saved = sequence.saved_chunks * crate::kv::chunk::CHUNK_TOKENS;
+        let deadline = sequence.deadline_ms().map(|deadline| {
+            // The scheduler keeps monotonic time; clients read wall time.
+            self.clock.now_ms() + deadline.saturating_sub(self.clock.monotonic_ms())
+        });
+        Ok(KvView {
+            state: sequence.state,
+            tokens: sequence.tokens.len() as u64,
+            resident_tokens: sequence.computed as u64,
+            saved_tokens: saved.min(sequence.tokens.len()) as u64,
+            device_bytes: (sequence.table.all().count() * self.engine.pool_spec().page_bytes()) as u64,
+            shared_pages: sequence.table.shared_pages(&self.pool) as u64,
+            idle_deadline_ms: deadline,
+            last_restore: sequence.last_restore.clone(),
+        })
+    }
+
+    fn device(&self) -> DeviceView {
+        DeviceView {
+            pages_total: self.pool.total() as u64,
+            pages_free: self.pool.free() as u64,
+            page_bytes: self.engine.pool_spec().page_bytes() as u64,
+            sessions_resident: self.sequences.values().filter(|sequence| sequence.computed > 0).count() as u64,
+            weight_bytes: self.engine.weight_bytes() as u64,
+            tokens_computed: self.tokens_computed,
+            tokens_reused: self.tokens_reused,
+        }
+    }
+
+    /// Moves a session's KV to its next state and tells the observer.
+    pub(super) fn change(
+        &mut self,
+        session: &str,
+        event: KvEvent,
+        reason: &str,
+        bytes: u64,
+        ms: f64,
+    ) -> Option<KvTransition> {
+        let sequence = self.sequences.get_mut(session)?;
+        let from = sequence.apply(event);
+        let to = sequence.state;
+        if from == to {
+            return None;
+        }
+        let tokens = match event {
+            KvEvent::Evict | KvEvent::Drop | KvEvent::Restore | KvEvent::Refuse => sequence.known,
+            _ => sequence.computed,
+        } as u64;
+        let change = KvTransition { from, to, reason: reason.to_owned(), tokens, bytes, ms };
+        self.observer.transition(session, &change);
+        Some(change)
+    }
+}
+
+pub(super) fn busy(session: &str) -> Error {
+    Error::new(
+        ErrorKind::Conflict,
+        "session_busy",
+        format!("session '{session}' is writing a message or being restored; wait for it or cancel its turn"),
+    )
+}
+
+pub(super) fn context_exceeded(tokens: usize, context: usize) -> Error {
+    Error::invalid(
+        "context_length_exceeded",
+        format!(
+            "the session has {tokens} tokens and the model's context holds {context}: start a new session or \
+             send a shorter message"
+        ),
+    )
+}
