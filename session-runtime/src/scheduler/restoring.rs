@@ -95,13 +95,16 @@ impl<B: Backend> Worker<B> {
         let mut worked = false;
         let mut index = 0;
         while index < self.jobs.len() {
-            let session = Arc::clone(&self.jobs[index].session);
-            let Phase::Restoring(mut run) = std::mem::replace(&mut self.jobs[index].phase, Phase::Waiting)
-            else {
+            if !matches!(self.jobs[index].phase, Phase::Restoring(_)) {
                 index += 1;
                 continue;
-            };
+            }
+            let session = Arc::clone(&self.jobs[index].session);
             // The phase is put back below unless the restore ends here.
+            let Phase::Restoring(mut run) = std::mem::replace(&mut self.jobs[index].phase, Phase::Waiting)
+            else {
+                continue;
+            };
             match self.advance(&session, &mut run) {
                 Ok(Some(computed)) => {
                     worked |= computed;

@@ -198,7 +198,7 @@ impl SessionManager {
         title: Option<String>,
     ) -> Result<Arc<Session>, Error> {
         let id = self.new_id(id)?;
-        let _permit = self.still(source)?;
+        let _permit = source.hold().await?;
         let event = {
             let record = source.record();
             let mut spec = record.spec.clone();
@@ -223,17 +223,6 @@ impl SessionManager {
         let session = self.begin(id, event).await?;
         self.host.scheduler.fork(&source.id, &session.id).await?;
         Ok(session)
-    }
-
-    /// Holds a session still: no turn runs while the permit lives.
-    fn still<'a>(&self, session: &'a Session) -> Result<tokio::sync::SemaphorePermit<'a>, Error> {
-        session.gate.try_acquire().map_err(|_| {
-            Error::new(
-                ErrorKind::Conflict,
-                "session_busy",
-                format!("session '{}' is running a turn: wait for it or cancel it", session.id),
-            )
-        })
     }
 
     /// Deletes a session: its turn is cancelled, its events are removed.
@@ -266,7 +255,7 @@ impl SessionManager {
     /// # Errors
     /// `session_busy`, `context_length_exceeded`, or the store.
     pub async fn append_message(&self, session: &Arc<Session>, role: Role, text: &str) -> Result<(), Error> {
-        let _permit = self.still(session)?;
+        let _permit = session.hold().await?;
         let kind = match role {
             Role::System => SegmentKind::System,
             Role::User => SegmentKind::User,

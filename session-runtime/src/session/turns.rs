@@ -11,7 +11,7 @@ use super::live::{RunningTurn, Session};
 use super::record::TurnRecord;
 use super::scope::TurnScope;
 use super::spec::{OnBusy, Retention, TurnRequest};
-use super::view::{TurnError, TurnStatus, TurnView, Usage};
+use super::view::{SessionStatus, TurnError, TurnStatus, TurnView, Usage};
 use crate::error::{Error, ErrorKind};
 use crate::ids;
 
@@ -40,7 +40,7 @@ impl Session {
         self.check_turn(&request)?;
         let driver = drivers.driver(&self.record().spec)?;
         let turn = request.turn_id.clone().unwrap_or_else(|| ids::fresh("turn"));
-        match Arc::clone(&self.gate).try_acquire_owned() {
+        match self.hold().await {
             Ok(permit) => {
                 self.begin_turn(&turn, request).await?;
                 self.spawn_turn(turn.clone(), driver, permit);
@@ -48,9 +48,25 @@ impl Session {
             Err(_) if request.on_busy == OnBusy::Enqueue => {
                 self.enqueue_turn(&turn, request, driver).await?;
             }
-            Err(_) => return Err(self.busy()),
+            Err(busy) => return Err(busy),
         }
         self.turn(&turn)
+    }
+
+    /// Takes the right to write.
+    ///
+    /// # Errors
+    /// `session_busy` while a turn runs or waits.
+    pub(super) async fn hold(&self) -> Result<OwnedSemaphorePermit, Error> {
+        if let Ok(permit) = Arc::clone(&self.gate).try_acquire_owned() {
+            return Ok(permit);
+        }
+        // A turn that is on record as ended gives its permit back within moments.
+        let ended = self.record().status() != SessionStatus::Running;
+        if ended && self.queued.load(Ordering::Relaxed) == 0 {
+            return Arc::clone(&self.gate).acquire_owned().await.map_err(|_| Error::no_session(&self.id));
+        }
+        Err(self.busy())
     }
 
     fn busy(&self) -> Error {
