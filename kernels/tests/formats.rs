@@ -7,7 +7,7 @@ use kernels::backend::{Backend, MatrixSpec};
 use kernels::cpu::best_isa;
 use kernels::formats::TensorType;
 use kernels::reference;
-use sample::{backend, bits};
+use sample::{Random, backend, bits, weights};
 
 const ROWS: usize = 2;
 const COLS: usize = 512;
@@ -72,6 +72,19 @@ fn linear_with_unit_inputs_picks_columns_of_the_fixture() {
                 "{format} [{row}][{col}] {got} {want}"
             );
         }
+    }
+}
+
+#[test]
+fn packed_weights_take_no_more_than_the_file() {
+    let backend = backend(1, best_isa());
+    for format in TensorType::ALL {
+        let mut random = Random::new(4);
+        let spec = MatrixSpec { name: "t".to_string(), format, rows: 16, cols: 1024 };
+        let bytes = weights(&mut random, format, 16, 1024);
+        let matrix = backend.load_matrix(&spec, &bytes).unwrap();
+        let resident = backend.matrix_bytes(&matrix);
+        assert!(resident >= bytes.len() && resident * 100 <= bytes.len() * 103, "{format}: {resident}");
     }
 }
 

@@ -5,6 +5,7 @@
 //! sums by token index modulo 16, which is the slot in the page, and merged in slot order. A few (row, head)
 //! pairs of one KV head are walked together so that K and V are converted once for all of them; the
 //! sums of a pair do not notice.
+#![expect(clippy::needless_range_loop, reason = "tiles are walked by index so that they stay in registers")]
 
 use std::cell::RefCell;
 
@@ -172,11 +173,12 @@ fn score_pass<L: Lanes, const N: usize>(
     let mut maxima = [l.splat(f32::NEG_INFINITY); N];
     for (page, (&id, scores)) in table.iter().zip(scores.chunks_exact_mut(N)).enumerate() {
         let keys = job.pool.page(id).0.as_chunks::<LANES>().0.as_chunks::<2>().0;
+        let queries: [&[f32]; N] = std::array::from_fn(|n| &pairs[n].q[..keys.len()]);
         let mut sums = [[l.splat(0.0); 2]; N];
         for (channel, [low, high]) in keys.iter().enumerate() {
             let (low, high) = (l.load_f16(low), l.load_f16(high));
             for n in 0..N {
-                let q = l.splat(pairs[n].q[channel]);
+                let q = l.splat(queries[n][channel]);
                 sums[n] = [l.fma(q, low, sums[n][0]), l.fma(q, high, sums[n][1])];
             }
         }
@@ -190,11 +192,13 @@ fn score_pass<L: Lanes, const N: usize>(
             }
         }
     }
-    maxima.map(|max| {
+    let mut out = [f32::NEG_INFINITY; N];
+    for n in 0..N {
         let mut lanes = [0.0; LANES];
-        l.store(max, &mut lanes);
-        lanes.into_iter().fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a })
-    })
+        l.store(maxima[n], &mut lanes);
+        out[n] = lanes.into_iter().fold(out[n], |a, b| if b > a { b } else { a });
+    }
+    out
 }
 
 /// Turns scores into weights `exp(score - max)` (zero where a pair may not look); returns their sums.
@@ -217,12 +221,14 @@ fn weight_pass<L: Lanes, const N: usize>(
             }
         }
     }
-    sums.map(|sums| {
+    let mut out = [0.0; N];
+    for n in 0..N {
         let mut lanes = [[0.0; LANES]; 2];
-        l.store(sums[0], &mut lanes[0]);
-        l.store(sums[1], &mut lanes[1]);
-        lanes.iter().flatten().sum()
-    })
+        l.store(sums[n][0], &mut lanes[0]);
+        l.store(sums[n][1], &mut lanes[1]);
+        out[n] = lanes.iter().flatten().sum();
+    }
+    out
 }
 
 /// Weighted values of `W` vectors of channels from vector `channel` on, divided by the sums.
@@ -245,12 +251,17 @@ fn value_pass<L: Lanes, const N: usize, const W: usize>(
         let all_see = pairs.iter().all(|pair| pair.seen(page) == PAGE_TOKENS);
         for (slot, row) in values.chunks_exact(dim).enumerate() {
             let row = &row.as_chunks::<LANES>().0[channel..channel + W];
-            let value: [L::F; W] = std::array::from_fn(|w| l.load_f16(&row[w]));
+            let mut value = [l.splat(0.0); W];
+            for w in 0..W {
+                value[w] = l.load_f16(&row[w]);
+            }
             for n in 0..N {
                 // A slot that a pair may not look at can hold anything, NaN included: it is skipped.
                 if all_see || slot < pairs[n].seen(page) {
                     let weight = l.splat(weights[n][slot]);
-                    totals[n] = std::array::from_fn(|w| l.fma(weight, value[w], totals[n][w]));
+                    for w in 0..W {
+                        totals[n][w] = l.fma(weight, value[w], totals[n][w]);
+                    }
                 }
             }
         }

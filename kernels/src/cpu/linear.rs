@@ -7,17 +7,15 @@
 use std::ops::Range;
 
 use super::lanes::{LANES, Lanes};
-use super::linear_quantised::{PANEL_GROUPS, PANEL_ROWS, QuantisedJob};
+use super::linear_quantised::{ITEM_GROUPS, QuantisedJob};
 use super::matrix::{CpuMatrix, Data};
 use super::packing::GROUP_ROWS;
-use super::quantise::{Activations, QuantiseTile, Sums, TILE, Tile, tiles};
+use super::quantise::{Activations, PANEL_ROWS, QuantiseTile, Sums, TILE, Tile, tiles};
 use super::workers::{Disjoint, Workers};
 use super::{Isa, lanes::dispatch, linear_float::FloatJob};
 
 /// Up to this many rows of `x`, weights are taken apart in registers; above, once per panel.
 pub(super) const DIRECT_ROWS: usize = TILE;
-/// Groups that a panel's item covers.
-const ITEM_GROUPS: usize = 4 * PANEL_GROUPS;
 /// Weight bytes that an item of a few rows covers.
 const DIRECT_BYTES: usize = 64 << 10;
 
@@ -52,14 +50,12 @@ pub(super) fn linear(
 }
 
 fn quantise(isa: Isa, workers: &Workers, scratch: &mut Activations, job: &Product<'_>, sums: Sums) {
-    let cols = job.matrix.cols;
-    scratch.reset(job.rows, cols, sums);
-    let Activations { codes, meta, width, .. } = scratch;
-    let (codes, meta) = (Disjoint::new(codes), Disjoint::new(meta));
+    scratch.reset(job.rows, job.matrix.cols, sums);
+    let shape = scratch.shape;
+    let (codes, meta) = (Disjoint::new(&mut scratch.codes), Disjoint::new(&mut scratch.meta));
     let all: Vec<Tile> = tiles(0, job.rows).collect();
     workers.run(all.len(), &|item| {
-        let kernel =
-            QuantiseTile { x: job.x, cols, tile: all[item], width: *width, sums, codes: &codes, meta: &meta };
+        let kernel = QuantiseTile { x: job.x, shape, tile: all[item], sums, codes: &codes, meta: &meta };
         dispatch(isa, kernel);
     });
 }
@@ -90,14 +86,18 @@ pub(super) fn finish<L: Lanes>(
     sum: L::F,
 ) {
     let (first, width) = (group * GROUP_ROWS, job.matrix.rows);
-    let count = GROUP_ROWS.min(width - first);
     let mut values = [0.0; LANES];
     l.store(sum, &mut values);
+    let count = GROUP_ROWS.min(width - first);
     if let Some(bias) = job.bias {
         for (value, bias) in values.iter_mut().zip(&bias[first..first + count]) {
             *value += bias;
         }
     }
     // SAFETY: an item owns its groups for its rows.
-    unsafe { out.slice(row * width + first, count) }.copy_from_slice(&values[..count]);
+    let out = unsafe { out.slice(row * width + first, count) };
+    match out.first_chunk_mut() {
+        Some(whole) => *whole = values,
+        None => out.copy_from_slice(&values[..out.len()]),
+    }
 }

@@ -2,6 +2,7 @@
 //!
 //! A row's sum is one chain of fused multiply-adds in input order. Several groups and rows of `x` are
 //! walked together only to keep the multipliers busy.
+#![expect(clippy::needless_range_loop, reason = "tiles are walked by index so that they stay in registers")]
 
 use std::ops::Range;
 
@@ -80,7 +81,10 @@ impl FloatJob<'_> {
         let x: [&[f32]; T] = std::array::from_fn(|t| &self.job.x[(row + t) * cols..][..cols]);
         let mut sums = [[l.splat(0.0); T]; G];
         for k in 0..cols {
-            let values: [L::F; T] = std::array::from_fn(|t| l.splat(x[t][k]));
+            let mut values = [l.splat(0.0); T];
+            for t in 0..T {
+                values[t] = l.splat(x[t][k]);
+            }
             for g in 0..G {
                 let weight = load(&streams[g][k]);
                 for t in 0..T {

@@ -10,16 +10,18 @@ use std::ops::Range;
 use super::lanes::{Kernel, LANES, Lanes};
 use super::linear::{DIRECT_ROWS, Product, finish};
 use super::packing::{BLOCK, Codes, Packing, STEP_BYTES, STEPS, Scales, with_packing};
-use super::quantise::{Activations, TILE, Tile, tiles};
+use super::quantise::{Activations, CHUNK_BLOCKS, PANEL_ROWS, TILE, Tile, tiles};
 use super::workers::Disjoint;
 use crate::formats::TensorType;
 
-/// Rows of `x` that share one expansion of the weights.
-pub(super) const PANEL_ROWS: usize = 64;
 /// Groups expanded together, so that a broadcast activation serves both.
-pub(super) const PANEL_GROUPS: usize = 2;
-/// Blocks expanded at a time (a multiple of every span): 8 KiB of codes.
-const PANEL_BLOCKS: usize = 16;
+const PANEL_GROUPS: usize = 2;
+/// Pairs of groups that a panel's item covers: the activations of a chunk serve them one after the other.
+const ITEM_PAIRS: usize = 4;
+/// Groups that a panel's item covers.
+pub(super) const ITEM_GROUPS: usize = ITEM_PAIRS * PANEL_GROUPS;
+/// Tiles of a panel.
+const PANEL_TILES: usize = PANEL_ROWS / TILE;
 /// How far ahead weights are asked for.
 const PREFETCH: usize = 2048;
 
@@ -47,15 +49,12 @@ impl QuantisedJob<'_> {
     #[inline(always)]
     fn run_packed<L: Lanes, P: Packing>(&self, l: L) {
         if self.job.rows > DIRECT_ROWS {
-            let mut weights = Expanded::new();
-            for group in self.groups.clone().step_by(PANEL_GROUPS) {
-                self.panel::<L, P>(l, group, &mut weights);
-            }
+            self.panel::<L, P>(l);
             return;
         }
         for group in self.groups.clone() {
             for tile in tiles(self.rows.start, self.rows.end) {
-                match self.acts.width {
+                match self.acts.shape.width {
                     1 => self.direct::<L, P, 1>(l, group, tile),
                     _ => self.direct::<L, P, TILE>(l, group, tile),
                 }
@@ -73,20 +72,26 @@ impl QuantisedJob<'_> {
     /// One group times one tile, codes taken apart on the way.
     #[inline(always)]
     fn direct<L: Lanes, P: Packing, const T: usize>(&self, l: L, group: usize, tile: Tile) {
-        let (quads, meta) = self.acts.tile(tile);
+        let bytes = self.group::<P>(group);
+        let words = self.acts.shape.words * T;
         let mut sums = [[l.splat(0.0); T]; 1];
-        let mut streams = quads.chunks_exact(STEPS * T).zip(meta.chunks_exact(self.acts.words * T));
-        for span in self.group::<P>(group).chunks_exact(P::LAYOUT.span_bytes()) {
-            let (header, blocks) = span.split_at(P::LAYOUT.header);
-            for (block, (quads, meta)) in blocks.chunks_exact(P::LAYOUT.block_bytes()).zip(&mut streams) {
-                for line in 0..P::LAYOUT.block_bytes().div_ceil(64) {
-                    l.prefetch(block, PREFETCH + 64 * line);
+        // A panel of one tile: its chunks follow each other.
+        for (chunk, spans) in bytes.chunks(CHUNK_BLOCKS / P::LAYOUT.span * P::LAYOUT.span_bytes()).enumerate()
+        {
+            let (quads, meta) = self.acts.part(tile, chunk * CHUNK_BLOCKS);
+            let mut streams = quads.chunks_exact(STEPS * T).zip(meta.chunks_exact(words));
+            for span in spans.chunks_exact(P::LAYOUT.span_bytes()) {
+                let (header, blocks) = span.split_at(P::LAYOUT.header);
+                for (block, (quads, meta)) in blocks.chunks_exact(P::LAYOUT.block_bytes()).zip(&mut streams) {
+                    for line in 0..P::LAYOUT.block_bytes().div_ceil(64) {
+                        l.prefetch(block, PREFETCH + 64 * line);
+                    }
+                    let (codes, raw) = block.split_at(P::LAYOUT.code_bytes);
+                    let [one, two] = P::Scales::scales(l, header, raw);
+                    let second = if P::LAYOUT.affine { P::Scales::minima(l, header, raw) } else { two };
+                    let block = InRegisters::<L> { steps: P::Codes::steps(l, codes), scales: [one, second] };
+                    add_block::<L, P, _, T, 1>(l, &block, quads, meta, &mut sums);
                 }
-                let (codes, raw) = block.split_at(P::LAYOUT.code_bytes);
-                let [one, two] = P::Scales::scales(l, header, raw);
-                let second = if P::LAYOUT.affine { P::Scales::minima(l, header, raw) } else { two };
-                let block = InRegisters::<L> { steps: P::Codes::steps(l, codes), scales: [one, second] };
-                add_block::<L, P, _, T, 1>(l, &block, quads, meta, &mut sums);
             }
         }
         for (row, &sum) in (tile.first..tile.first + tile.rows).zip(&sums[0]) {
@@ -94,34 +99,38 @@ impl QuantisedJob<'_> {
         }
     }
 
-    /// A pair of groups times a panel of rows.
+    /// Some pairs of groups times a panel of rows, chunk by chunk.
     #[inline(always)]
-    fn panel<L: Lanes, P: Packing>(&self, l: L, group: usize, weights: &mut Expanded) {
-        let mut sums = [[[0.0f32; LANES]; TILE]; PANEL_ROWS / TILE * PANEL_GROUPS];
-        let blocks = self.job.matrix.cols / BLOCK;
-        for first in (0..blocks).step_by(PANEL_BLOCKS) {
-            let count = PANEL_BLOCKS.min(blocks - first);
-            for g in 0..PANEL_GROUPS {
-                weights.fill::<L, P>(l, self.group::<P>(group + g), g, first, count);
-            }
-            let tiles = tiles(self.rows.start, self.rows.end);
-            for (tile, sums) in tiles.zip(sums.as_chunks_mut::<PANEL_GROUPS>().0) {
-                self.expanded::<L, P>(l, &weights.blocks[..count], first, tile, sums);
+    fn panel<L: Lanes, P: Packing>(&self, l: L) {
+        let mut weights = Expanded::new();
+        let mut sums = [[[[[0.0f32; LANES]; TILE]; PANEL_GROUPS]; PANEL_TILES]; ITEM_PAIRS];
+        let pairs = || self.groups.clone().step_by(PANEL_GROUPS);
+        let tiles = || tiles(self.rows.start, self.rows.end);
+        for first in (0..self.job.matrix.cols / BLOCK).step_by(CHUNK_BLOCKS) {
+            let count = self.acts.shape.chunk(first);
+            for (group, sums) in pairs().zip(&mut sums) {
+                for g in 0..PANEL_GROUPS {
+                    weights.fill::<L, P>(l, self.group::<P>(group + g), g, first, count);
+                }
+                for (tile, sums) in tiles().zip(sums) {
+                    self.tile::<L, P>(l, &weights.blocks[..count], first, tile, sums);
+                }
             }
         }
-        let width = self.job.matrix.groups();
-        for (tile, sums) in tiles(self.rows.start, self.rows.end).zip(sums.as_chunks::<PANEL_GROUPS>().0) {
-            for (group, sums) in (group..width).zip(sums) {
-                for (row, sum) in (tile.first..tile.first + tile.rows).zip(sums) {
-                    finish(l, self.job, self.out, group, row, l.load(sum));
+        for (group, sums) in pairs().zip(&sums) {
+            for (tile, sums) in tiles().zip(sums) {
+                for (group, sums) in (group..self.groups.end).zip(sums) {
+                    for (row, sum) in (tile.first..tile.first + tile.rows).zip(sums) {
+                        finish(l, self.job, self.out, group, row, l.load(sum));
+                    }
                 }
             }
         }
     }
 
-    /// Adds some expanded blocks, block `first` of the row and on, to the sums of one tile.
+    /// Adds a chunk of expanded blocks, block `first` of the row and on, to the sums of one tile.
     #[inline(always)]
-    fn expanded<L: Lanes, P: Packing>(
+    fn tile<L: Lanes, P: Packing>(
         &self,
         l: L,
         blocks: &[ExpandedBlock],
@@ -129,10 +138,9 @@ impl QuantisedJob<'_> {
         tile: Tile,
         sums: &mut [[[f32; LANES]; TILE]; PANEL_GROUPS],
     ) {
-        let (quads, meta) = self.acts.tile(tile);
-        let words = self.acts.words * TILE;
-        let quads = quads[first * STEPS * TILE..].as_chunks::<{ STEPS * TILE }>().0;
-        let meta = meta[first * words..].chunks_exact(words);
+        let (quads, meta) = self.acts.part(tile, first);
+        let quads = quads.as_chunks::<{ STEPS * TILE }>().0;
+        let meta = meta.chunks_exact(self.acts.shape.words * TILE);
         let mut acc = [[l.splat(0.0); TILE]; PANEL_GROUPS];
         for g in 0..PANEL_GROUPS {
             for t in 0..TILE {
@@ -198,7 +206,7 @@ impl<L: Lanes> Block<L> for ExpandedBlock {
 
 /// Some blocks of a pair of groups.
 struct Expanded {
-    blocks: [ExpandedBlock; PANEL_BLOCKS],
+    blocks: [ExpandedBlock; CHUNK_BLOCKS],
 }
 
 impl Expanded {
@@ -208,7 +216,7 @@ impl Expanded {
             steps: [[[0; STEP_BYTES]; PANEL_GROUPS]; STEPS],
             scales: [[[0.0; LANES]; 2]; PANEL_GROUPS],
         };
-        Self { blocks: [zero; PANEL_BLOCKS] }
+        Self { blocks: [zero; CHUNK_BLOCKS] }
     }
 
     /// Expands `count` blocks of a group from block `first` on (a multiple of the span) as group `g`.
@@ -254,15 +262,13 @@ fn add_block<L: Lanes, P: Packing, B: Block<L>, const T: usize, const G: usize>(
             }
         }
         let mut totals = [start; G];
-        for first in (sub * STEPS / subs..(sub + 1) * STEPS / subs).step_by(run) {
-            let mut pairs = [[l.zero_i16(); T]; G];
-            for j in first..first + run {
-                add_step::<L, P, B, T, G>(l, block, quads, j, &mut pairs);
-            }
-            for g in 0..G {
-                for t in 0..T {
-                    totals[g][t] = l.add_i32(totals[g][t], l.sum_pairs(pairs[g][t]));
-                }
+        let (first, end) = (sub * STEPS / subs, (sub + 1) * STEPS / subs);
+        add_run::<L, P, B, T, G>(l, block, quads, first, &mut totals);
+        if run == (end - first) / 2 {
+            add_run::<L, P, B, T, G>(l, block, quads, first + run, &mut totals);
+        } else {
+            for j in (first + run..end).step_by(run) {
+                add_run::<L, P, B, T, G>(l, block, quads, j, &mut totals);
             }
         }
         for g in 0..G {
@@ -279,6 +285,26 @@ fn add_block<L: Lanes, P: Packing, B: Block<L>, const T: usize, const G: usize>(
             for t in 0..T {
                 sums[g][t] = l.fma(min, l.splat(f32::from_bits(meta[T + t])), sums[g][t]);
             }
+        }
+    }
+}
+
+/// Adds the products of the run of steps at `first`, as many as fit an i16 sum.
+#[inline(always)]
+fn add_run<L: Lanes, P: Packing, B: Block<L>, const T: usize, const G: usize>(
+    l: L,
+    block: &B,
+    quads: &[[u8; 4]],
+    first: usize,
+    totals: &mut [[L::I; T]; G],
+) {
+    let mut pairs = [[l.zero_i16(); T]; G];
+    for j in first..first + P::Codes::RUN {
+        add_step::<L, P, B, T, G>(l, block, quads, j, &mut pairs);
+    }
+    for g in 0..G {
+        for t in 0..T {
+            totals[g][t] = l.add_i32(totals[g][t], l.sum_pairs(pairs[g][t]));
         }
     }
 }

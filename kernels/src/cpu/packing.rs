@@ -68,7 +68,12 @@ pub(crate) struct Bits8;
 
 #[inline(always)]
 fn nibble_steps<L: Lanes>(l: L, bytes: &[u8]) -> [L::B; STEPS] {
-    let v = [0, 1, 2, 3].map(|j| l.load_bytes(step_at(bytes, j)));
+    let v = [
+        l.load_bytes(step_at(bytes, 0)),
+        l.load_bytes(step_at(bytes, 1)),
+        l.load_bytes(step_at(bytes, 2)),
+        l.load_bytes(step_at(bytes, 3)),
+    ];
     [
         l.low_nibbles(v[0]),
         l.low_nibbles(v[1]),
@@ -147,7 +152,11 @@ impl Codes for Bits8 {
 
     #[inline(always)]
     fn steps<L: Lanes>(l: L, bytes: &[u8]) -> [L::B; STEPS] {
-        std::array::from_fn(|j| l.load_bytes(step_at(bytes, j)))
+        let mut steps = [l.load_bytes(step_at(bytes, 0)); STEPS];
+        for (j, step) in steps.iter_mut().enumerate().skip(1) {
+            *step = l.load_bytes(step_at(bytes, j));
+        }
+        steps
     }
 }
 

@@ -1,8 +1,9 @@
 //! Activations as int8: per row and block of 32 inputs a scale, 32 bytes, and their sums.
 //!
 //! `scale = amax / 127`, codes are rounded half to even. Every block is computed from its own 32
-//! values alone. Rows are interleaved in tiles of up to [`TILE`], so that a kernel that walks a tile
-//! reads one stream: bytes `[block][step][row of tile][4]`, metadata `[block][word][row of tile]`.
+//! values alone. The order in memory is the one in which a kernel reads: panels of [`PANEL_ROWS`] rows; in a panel,
+//! chunks of [`CHUNK_BLOCKS`] blocks; in a chunk, tiles of up to [`TILE`] rows; in a tile, blocks. Codes of a
+//! block are `[step][row of tile][4]`, metadata `[word][row of tile]`.
 
 use super::lanes::{Kernel, Lanes};
 use super::packing::{BLOCK, Layout, STEPS};
@@ -10,6 +11,10 @@ use super::workers::Disjoint;
 
 /// Rows that a kernel keeps in registers at once.
 pub(crate) const TILE: usize = 4;
+/// Rows that share one expansion of the weights.
+pub(crate) const PANEL_ROWS: usize = 64;
+/// Blocks that are walked for all rows of a panel before the next ones (a multiple of every span).
+pub(crate) const CHUNK_BLOCKS: usize = 16;
 /// Blocks whose largest magnitude is below this count as zero (its inverse must be finite).
 const TINY: f32 = 1e-30;
 /// Adding this to a float of small magnitude leaves its nearest integer (half to even) in the low bits.
@@ -58,6 +63,39 @@ pub(crate) fn tiles(start: usize, end: usize) -> impl Iterator<Item = Tile> {
     (start..end).step_by(TILE).map(move |first| Tile { first, rows: TILE.min(end - first) })
 }
 
+/// How quantised rows lie in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// Rows, padded to whole tiles.
+    rows: usize,
+    /// Blocks per row.
+    blocks: usize,
+    /// Metadata words per row and block.
+    pub(crate) words: usize,
+    /// Rows a tile has room for: one if there is one row, else [`TILE`], padded with rows nobody reads.
+    pub(crate) width: usize,
+}
+
+impl Shape {
+    fn new(rows: usize, cols: usize, sums: Sums) -> Self {
+        let width = if rows == 1 { 1 } else { TILE };
+        Self { rows: rows.next_multiple_of(width), blocks: cols / BLOCK, words: sums.words(), width }
+    }
+
+    /// Blocks of the chunk that starts at block `first`.
+    pub(crate) fn chunk(self, first: usize) -> usize {
+        CHUNK_BLOCKS.min(self.blocks - first)
+    }
+
+    /// Where a tile's part of the chunk at block `first` starts, in blocks of one row.
+    #[inline(always)]
+    fn start(self, tile: Tile, first: usize) -> usize {
+        let panel = tile.first / PANEL_ROWS * PANEL_ROWS;
+        let rows = PANEL_ROWS.min(self.rows - panel);
+        panel * self.blocks + first * rows + (tile.first - panel) * self.chunk(first)
+    }
+}
+
 /// Quantised rows, kept from call to call so that their memory is used again.
 #[derive(Default)]
 pub(crate) struct Activations {
@@ -65,44 +103,38 @@ pub(crate) struct Activations {
     pub(crate) codes: Vec<[u8; 4]>,
     /// Scales and sums.
     pub(crate) meta: Vec<u32>,
-    /// Inputs per row.
-    pub(crate) cols: usize,
-    /// Metadata words per row and block.
-    pub(crate) words: usize,
-    /// Rows a tile has room for: one if there is one row, else [`TILE`], padded with rows nobody reads.
-    pub(crate) width: usize,
+    /// Their order.
+    pub(crate) shape: Shape,
 }
 
 impl Activations {
     /// Makes room for `rows x cols`.
     pub(crate) fn reset(&mut self, rows: usize, cols: usize, sums: Sums) {
-        (self.cols, self.words) = (cols, sums.words());
-        self.width = if rows == 1 { 1 } else { TILE };
-        let rows = rows.next_multiple_of(TILE);
-        self.codes.resize(rows * cols / 4, [0; 4]);
-        self.meta.resize(rows * (cols / BLOCK) * self.words, 0);
+        self.shape = Shape::new(rows, cols, sums);
+        let blocks = self.shape.rows * self.shape.blocks;
+        self.codes.resize(blocks * STEPS, [0; 4]);
+        self.meta.resize(blocks * self.shape.words, 0);
     }
 
-    /// Codes and metadata of a tile.
+    /// Codes and metadata of a tile's part of the chunk at block `first`.
     #[inline(always)]
-    pub(crate) fn tile(&self, tile: Tile) -> (&[[u8; 4]], &[u32]) {
-        let (quads, words) = (self.cols / 4, self.cols / BLOCK * self.words);
-        let codes = self.codes.get(tile.first * quads..(tile.first + self.width) * quads);
-        let meta = self.meta.get(tile.first * words..(tile.first + self.width) * words);
+    pub(crate) fn part(&self, tile: Tile, first: usize) -> (&[[u8; 4]], &[u32]) {
+        let (start, words) = (self.shape.start(tile, first), self.shape.words);
+        let end = start + self.shape.chunk(first) * self.shape.width;
+        let codes = self.codes.get(start * STEPS..end * STEPS);
+        let meta = self.meta.get(start * words..end * words);
         (codes.unwrap_or_default(), meta.unwrap_or_default())
     }
 }
 
-/// Quantises one tile of row-major `x` (`[.., cols]`).
+/// Quantises one tile of row-major `x`.
 pub(crate) struct QuantiseTile<'a> {
     /// All rows.
     pub(crate) x: &'a [f32],
-    /// Inputs per row.
-    pub(crate) cols: usize,
+    /// Order of the result.
+    pub(crate) shape: Shape,
     /// The rows to do.
     pub(crate) tile: Tile,
-    /// `Activations::width`.
-    pub(crate) width: usize,
     /// What sums to keep.
     pub(crate) sums: Sums,
     /// `Activations::codes`, shared with the other tiles.
@@ -124,10 +156,16 @@ pub(crate) fn quantise_block(values: &[f32; BLOCK]) -> ([u8; BLOCK], f32, [i32; 
         return ([0; BLOCK], 0.0, [0; 2]);
     }
     let inverse = 127.0 / amax;
-    let rounded: [i32; BLOCK] =
-        values.map(|v| v.mul_add(inverse, ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i32);
-    let sums = [rounded[..16].iter().sum(), rounded[16..].iter().sum()];
-    (rounded.map(|v| v as u8), amax / 127.0, sums)
+    let (mut codes, mut sums) = ([0; BLOCK], [0; 2]);
+    for half in 0..2 {
+        for i in half * (BLOCK / 2)..(half + 1) * (BLOCK / 2) {
+            let shifted = values[i].mul_add(inverse, ROUND);
+            let code = shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
+            codes[i] = code as u8;
+            sums[half] += code;
+        }
+    }
+    (codes, amax / 127.0, sums)
 }
 
 impl Kernel for QuantiseTile<'_> {
@@ -135,36 +173,41 @@ impl Kernel for QuantiseTile<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, _lanes: L) {
-        let Tile { first, rows } = self.tile;
-        let width = self.width;
-        let (quads, words) = (self.cols / 4, self.sums.words());
-        let row_words = self.cols / BLOCK * words;
-        // SAFETY: the rows of a tile belong to this item alone.
-        let (codes, meta) = unsafe {
-            (
-                self.codes.slice(first * quads, width * quads),
-                self.meta.slice(first * row_words, width * row_words),
-            )
-        };
-        let blocks = codes.chunks_exact_mut(STEPS * width).zip(meta.chunks_exact_mut(words * width));
-        for (block, (codes, meta)) in blocks.enumerate() {
-            for row in 0..rows {
-                let at = (first + row) * self.cols + block * BLOCK;
-                let Some(values) = self.x.get(at..).and_then(|rest| rest.first_chunk()) else { return };
-                let (bytes, scale, sums) = quantise_block(values);
-                for (step, quad) in bytes.as_chunks::<4>().0.iter().enumerate() {
-                    codes[step * width + row] = *quad;
+        let Shape { blocks, words, width, .. } = self.shape;
+        for first in (0..blocks).step_by(CHUNK_BLOCKS) {
+            let (start, len) = (self.shape.start(self.tile, first), self.shape.chunk(first) * width);
+            // SAFETY: the rows of a tile belong to this item alone.
+            let (codes, meta) = unsafe {
+                (self.codes.slice(start * STEPS, len * STEPS), self.meta.slice(start * words, len * words))
+            };
+            let parts = codes.chunks_exact_mut(STEPS * width).zip(meta.chunks_exact_mut(words * width));
+            for (block, (codes, meta)) in (first..).zip(parts) {
+                self.block(block, codes, meta);
+            }
+        }
+    }
+}
+
+impl QuantiseTile<'_> {
+    #[inline(always)]
+    fn block(&self, block: usize, codes: &mut [[u8; 4]], meta: &mut [u32]) {
+        let (cols, width) = (self.shape.blocks * BLOCK, self.shape.width);
+        for row in 0..self.tile.rows {
+            let at = (self.tile.first + row) * cols + block * BLOCK;
+            let Some(values) = self.x.get(at..).and_then(|rest| rest.first_chunk()) else { return };
+            let (bytes, scale, sums) = quantise_block(values);
+            for (step, quad) in bytes.as_chunks::<4>().0.iter().enumerate() {
+                codes[step * width + row] = *quad;
+            }
+            meta[row] = scale.to_bits();
+            match self.sums {
+                Sums::Scaled => meta[width + row] = (scale * (sums[0] + sums[1]) as f32).to_bits(),
+                Sums::Offset { offset, parts: 1 } => {
+                    meta[width + row] = (-offset * (sums[0] + sums[1])) as u32;
                 }
-                meta[row] = scale.to_bits();
-                match self.sums {
-                    Sums::Scaled => meta[width + row] = (scale * (sums[0] + sums[1]) as f32).to_bits(),
-                    Sums::Offset { offset, parts: 1 } => {
-                        meta[width + row] = (-offset * (sums[0] + sums[1])) as u32;
-                    }
-                    Sums::Offset { offset, .. } => {
-                        meta[width + row] = (-offset * sums[0]) as u32;
-                        meta[2 * width + row] = (-offset * sums[1]) as u32;
-                    }
+                Sums::Offset { offset, .. } => {
+                    meta[width + row] = (-offset * sums[0]) as u32;
+                    meta[2 * width + row] = (-offset * sums[1]) as u32;
                 }
             }
         }
