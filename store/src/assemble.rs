@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use crate::checkpoint::{Checkpoint, Checkpointer};
+use crate::checkpoint::{Checkpoint, Checkpointer, Kept};
 use crate::error::OpenError;
 use crate::framed::LogTail;
 use crate::journal::{Committer, JOURNAL_POINTS, Journal, Metalog, Progress, Queue};
@@ -57,7 +57,7 @@ impl Opening {
             journal: Arc::clone(&journal),
             metalog_dir: Arc::clone(&self.metalog_dir),
             progress: Arc::clone(&progress),
-            watermark: Mutex::new((watermark_file, Watermark::default())),
+            held: Mutex::new(Kept::new(watermark_file)),
             poison: poison.clone(),
             failpoints: self.failpoints.clone(),
         });
@@ -68,6 +68,7 @@ impl Opening {
         let committer = Committer {
             queue: Arc::clone(&queue),
             journal: tail,
+            journal_dir: Arc::clone(&self.journal_dir),
             metalog,
             indexer,
             raw,

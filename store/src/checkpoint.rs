@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::failpoint::{Failpoints, point};
 use crate::framed::LogDir;
-use crate::journal::{Journal, Progress};
+use crate::journal::{Journal, JournalError, Progress, ReclaimError, Stuck};
 use crate::meta::MetaStore;
 use crate::meta::watermark::{Watermark, WatermarkFile};
 use crate::poison::Poison;
@@ -27,16 +27,30 @@ pub(crate) struct Checkpoint {
     pub(crate) journal: Arc<Journal>,
     pub(crate) metalog_dir: Arc<LogDir>,
     pub(crate) progress: Arc<Progress>,
-    /// The file and the mark it holds; no file if the index is in memory.
-    pub(crate) watermark: Mutex<(Option<WatermarkFile>, Watermark)>,
+    pub(crate) held: Mutex<Kept>,
     pub(crate) poison: Poison,
     pub(crate) failpoints: Failpoints,
+}
+
+/// What is kept from one checkpoint to the next.
+pub(crate) struct Kept {
+    /// The watermark file; none if the index is in memory.
+    file: Option<WatermarkFile>,
+    /// The mark it holds.
+    mark: Watermark,
+    stuck: Stuck,
+}
+
+impl Kept {
+    pub(crate) fn new(file: Option<WatermarkFile>) -> Self {
+        Self { file, mark: Watermark::default(), stuck: Stuck::default() }
+    }
 }
 
 impl Checkpoint {
     /// Makes everything applied so far durable in the index and moves the watermark. A failure poisons the store.
     pub(crate) fn run(&self) -> Result<(), String> {
-        let mut held = lock(&self.watermark);
+        let mut held = lock(&self.held);
         if let Some(reason) = self.poison.get() {
             return Err(reason.to_owned());
         }
@@ -46,14 +60,27 @@ impl Checkpoint {
         Ok(())
     }
 
-    fn make_durable(
-        &self,
-        held: &mut (Option<WatermarkFile>, Watermark),
-        mark: &Watermark,
-    ) -> Result<(), String> {
-        let (file, last) = held;
-        if let Some(file) = file
-            && last != mark
+    /// Writes one mostly dead journal file anew, if there is one; the next checkpoint deletes it. Returns whether.
+    pub(crate) fn compact(&self) -> Result<bool, JournalError> {
+        let mut held = lock(&self.held);
+        let before = held.mark.journal.file;
+        match self.journal.compact_one(before, &mut held.stuck) {
+            Ok(None) => Ok(false),
+            Ok(Some(file)) => {
+                tracing::info!(file, "journal file compacted");
+                Ok(true)
+            }
+            Err(ReclaimError::Journal(error)) => Err(error),
+            Err(error) => {
+                tracing::warn!(%error, "a mostly dead journal file stays");
+                Ok(false)
+            }
+        }
+    }
+
+    fn make_durable(&self, held: &mut Kept, mark: &Watermark) -> Result<(), String> {
+        if let Some(file) = &mut held.file
+            && held.mark != *mark
         {
             let point = |name| self.failpoints.hit(name).map_err(|e| e.to_string());
             point(point::CHECKPOINT_BEFORE_FLUSH)?;
@@ -62,7 +89,7 @@ impl Checkpoint {
             file.write(mark).map_err(|e| format!("writing {} failed: {e}", file.path().display()))?;
             point(point::CHECKPOINT_AFTER_WATERMARK)?;
         }
-        *last = *mark;
+        held.mark = *mark;
         Ok(())
     }
 
@@ -144,6 +171,9 @@ impl Checkpointer {
                 // A failure has poisoned the store, which says why to everyone who asks.
                 if checkpoint.run().is_err() {
                     return;
+                }
+                if let Err(error) = checkpoint.compact() {
+                    tracing::warn!(%error, "a mostly dead journal file stays");
                 }
             }
         })?;

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 
 use crate::checkpoint::{Checkpoint, Checkpointer};
 use crate::error::{OpenError, StoreError};
-use crate::journal::{Journal, Queue};
+use crate::journal::{Journal, JournalError, Queue};
 use crate::leases::LeaseStore;
 use crate::lock::DirLock;
 use crate::meta::{DurableMeta, MetaStore};
@@ -105,6 +105,15 @@ impl Store {
     /// [`StoreError::Checkpoint`]; the store is then poisoned.
     pub fn checkpoint(&self) -> Result<(), StoreError> {
         self.inner.checkpoint.run().map_err(StoreError::Checkpoint)
+    }
+
+    /// Writes the live records of one mostly dead journal file anew, if there is one, as happens by itself after a
+    /// checkpoint. The file goes with the checkpoint after that. Returns whether there was one.
+    ///
+    /// # Errors
+    /// [`JournalError`].
+    pub fn compact(&self) -> Result<bool, JournalError> {
+        self.inner.checkpoint.compact()
     }
 
     /// Finishes what is queued, makes a last checkpoint and stops the threads. Other clones then get `Closed` errors

@@ -91,7 +91,10 @@ fn write_for_ever(store: &Store, writer: u64) {
             }
             6 => drop(store.journal().append(&temporary, "x", vec![0; 500]).unwrap()),
             7 if n % 64 == 63 => store.journal().remove_session(&temporary).unwrap(),
-            7 if n % 128 == 71 => store.checkpoint().unwrap(),
+            7 if n % 128 == 71 => {
+                store.checkpoint().unwrap();
+                store.compact().unwrap();
+            }
             _ => {}
         }
     }

@@ -13,7 +13,8 @@ use store::{
     MetaStore, Miss, RealDisk, Retention, SimDisk, Store, StoreError, StoreOptions,
 };
 use support::{
-    CONTRACT, append, assert_records, bytes_of, cell, cell_bytes, cell_id, on_disk, options, segment,
+    CONTRACT, append, assert_records, bytes_of, cell, cell_bytes, cell_id, copy_dir, on_disk, options,
+    segment,
 };
 
 const DIR: &str = "/data";
@@ -229,7 +230,7 @@ fn damage_index(damage: impl Fn(&Path, u64), rounds: u64) -> u32 {
     let mut rebuilt = 0;
     for round in 0..rounds {
         let dir = tempfile::tempdir().unwrap();
-        copy(original.path(), dir.path());
+        copy_dir(original.path(), dir.path());
         damage(&dir.path().join("meta"), round);
         let is_there = dir.path().join("meta").exists();
         let store = Store::open(dir.path(), options(MetaKind::Sled)).unwrap();
@@ -253,19 +254,6 @@ fn damage_index(damage: impl Fn(&Path, u64), rounds: u64) -> u32 {
         store.close().unwrap();
     }
     rebuilt
-}
-
-fn copy(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let target = to.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            copy(&entry.path(), &target);
-        } else {
-            std::fs::copy(entry.path(), target).unwrap();
-        }
-    }
 }
 
 fn edit(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
@@ -331,7 +319,7 @@ fn an_index_that_went_back_in_time_is_rebuilt() {
     }
     store.close().unwrap();
     let old = tempfile::tempdir().unwrap();
-    copy(&dir.path().join("meta"), old.path());
+    copy_dir(&dir.path().join("meta"), old.path());
     let store = open();
     for n in 11..=20 {
         append(&store, "s", n).unwrap();
@@ -339,7 +327,7 @@ fn an_index_that_went_back_in_time_is_rebuilt() {
     }
     store.close().unwrap();
     std::fs::remove_dir_all(dir.path().join("meta")).unwrap();
-    copy(old.path(), &dir.path().join("meta"));
+    copy_dir(old.path(), &dir.path().join("meta"));
     let store = open();
     assert!(store.recovery().rebuilt.as_ref().unwrap().contains("went back"), "{:?}", store.recovery());
     assert_records(&store, "s", 20);

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use store::limits::{MAX_PAYLOAD, MAX_SESSION_NAME};
 use store::{Disk, JournalError, MetaKind, SimDisk, Store, StoreOptions};
-use support::{Dice, append, assert_records, bytes_of, on_disk, options};
+use support::{Dice, append, assert_records, bytes_of, copy_dir, on_disk, options};
 
 const DIR: &str = "/data";
 
@@ -242,6 +242,62 @@ fn a_tombstone_outlives_the_records_it_ends() {
     let store = open(MetaKind::Memory);
     let names: Vec<String> = store.journal().sessions().into_iter().map(|s| s.session).collect();
     assert_eq!(names, ["stays", "tail"]);
+}
+
+#[test]
+fn mostly_dead_files_are_written_anew_and_nothing_live_is_lost() {
+    for kind in [MetaKind::Memory, MetaKind::Sled] {
+        let dir = tempfile::tempdir().unwrap();
+        let open = |kind| Store::open(dir.path(), options(kind)).unwrap();
+        let files = || journal_files(&store::RealDisk, dir.path()).len();
+        let store = open(kind);
+        // Every file holds a little of what stays, and tombstones.
+        for n in 1..=40 {
+            append(&store, "stays", n).unwrap();
+            for _ in 0..4 {
+                store.journal().append("goes", "x", vec![0; 1500]).unwrap();
+            }
+            if n % 10 == 0 {
+                store.journal().remove_session("goes").unwrap();
+            }
+        }
+        store.checkpoint().unwrap();
+        let before = files();
+        assert!(before > 10, "{before} files");
+        while store.compact().unwrap() {}
+        assert_records(&store, "stays", 40);
+        store.checkpoint().unwrap();
+        assert!(files() <= 3, "{} of {before} files", files());
+        assert_records(&store, "stays", 40);
+        assert_eq!(append(&store, "stays", 41).unwrap(), 41);
+        store.close().unwrap();
+        for kind in [kind, MetaKind::Memory] {
+            let store = open(kind);
+            assert!(store.recovery().rebuilt.is_none() && !store.recovery().has_loss());
+            assert_records(&store, "stays", 41);
+            assert_eq!(store.journal().sessions().len(), 1, "what was removed stays removed");
+            store.close().unwrap();
+        }
+    }
+}
+
+#[test]
+fn i6_a_checkpoint_holds_in_a_copy_of_the_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path(), options(MetaKind::Sled)).unwrap();
+    for round in 0..5u64 {
+        for n in round * 10 + 1..=round * 10 + 10 {
+            append(&store, "s", n).unwrap();
+        }
+        store.checkpoint().unwrap();
+        // The copy is what a process that ends here would leave.
+        let copied = tempfile::tempdir().unwrap();
+        copy_dir(dir.path(), copied.path());
+        let copy = Store::open(copied.path(), options(MetaKind::Sled)).unwrap();
+        let report = copy.recovery();
+        assert_eq!((&report.rebuilt, report.journal_records_replayed), (&None, 0), "round {round}");
+        assert_records(&copy, "s", round * 10 + 10);
+    }
 }
 
 #[test]

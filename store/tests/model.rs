@@ -26,6 +26,7 @@ enum Step {
     RemoveSegments(u8),
     RebuildCells,
     Checkpoint,
+    Compact,
     Reopen,
     Crash(u64),
 }
@@ -45,6 +46,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..4u8).prop_map(Step::RemoveSegments),
         1 => Just(Step::RebuildCells),
         1 => Just(Step::Checkpoint),
+        2 => Just(Step::Compact),
         2 => Just(Step::Reopen),
         2 => any::<u64>().prop_map(Step::Crash),
     ]
@@ -135,6 +137,11 @@ fn apply(store: &Store, model: &mut Model, step: &Step) {
             assert_eq!(store.cells().rebuild_index().unwrap().cells, model.cells.len() as u64);
         }
         Step::Checkpoint => store.checkpoint().unwrap(),
+        Step::Compact => {
+            // The first checkpoint lets files be chosen; the last one, if there is one, deletes what was compacted.
+            store.checkpoint().unwrap();
+            while store.compact().unwrap() {}
+        }
         Step::Reopen | Step::Crash(_) => unreachable!("handled by the caller"),
     }
 }

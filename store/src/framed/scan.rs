@@ -195,6 +195,26 @@ mod tests {
     }
 
     #[test]
+    fn only_a_hole_in_the_last_group_is_a_torn_group() {
+        let gap = |start| Gap { start, end: start + 10 };
+        let found = |gaps: &[Gap], last_group| Scan { end: 900, len: 900, gaps: gaps.to_vec(), last_group };
+        assert_eq!(found(&[], 100).torn_group(0), None);
+        assert_eq!(found(&[gap(200)], 100).torn_group(0), Some(200));
+        assert_eq!(
+            found(&[gap(100)], 100).torn_group(0),
+            Some(100),
+            "its first frame may be the missing one"
+        );
+        assert_eq!(found(&[gap(99)], 100).torn_group(0), None, "the group before was synced");
+        assert_eq!(found(&[gap(50), gap(300), gap(400)], 100).torn_group(0), Some(300));
+        assert_eq!(
+            found(&[gap(200)], 100).torn_group(210),
+            None,
+            "what is known to be durable cannot be torn"
+        );
+    }
+
+    #[test]
     fn a_payload_that_imitates_a_frame_is_not_taken_for_one() {
         let salt = Salt::new(7, 1, 3);
         let mut inner = Vec::new();

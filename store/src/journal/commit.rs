@@ -12,7 +12,7 @@ use super::metalog::Metalog;
 use super::queue::{Queue, Request, Work};
 use super::{JournalError, record};
 use crate::failpoint::{Failpoints, point};
-use crate::framed::{FRAME_HEADER, LogTail};
+use crate::framed::{FRAME_HEADER, LogDir, LogTail};
 use crate::meta::watermark::Watermark;
 use crate::meta::{CasOutcome, MetaStore, Op};
 use crate::poison::Poison;
@@ -31,6 +31,7 @@ pub(crate) struct Progress {
 pub(crate) struct Committer {
     pub(crate) queue: Arc<Queue>,
     pub(crate) journal: LogTail,
+    pub(crate) journal_dir: Arc<LogDir>,
     pub(crate) metalog: Metalog,
     pub(crate) indexer: Arc<Indexer>,
     pub(crate) raw: Arc<dyn MetaStore>,
@@ -76,7 +77,12 @@ impl Committer {
         let mut overlay = Overlay::new();
         let mut bytes = 0;
         for request in group {
-            if let Some(change) = self.write(&request.work, &mut overlay, &mut bytes)? {
+            if let Work::Compact { file, from, outcome } = &request.work {
+                let (moved, compacted) = self.compact(*file, *from)?;
+                changes.extend(moved);
+                // Only this thread sets it, once.
+                let _ = outcome.set(compacted);
+            } else if let Some(change) = self.write(&request.work, &mut overlay, &mut bytes)? {
                 changes.push(change);
             }
         }
@@ -140,7 +146,7 @@ impl Committer {
                 };
                 self.write_ops(vec![op], overlay, bytes).map(Some)
             }
-            Work::Barrier => Ok(None),
+            Work::Barrier | Work::Compact { .. } => Ok(None),
         }
     }
 

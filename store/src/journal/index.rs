@@ -52,6 +52,21 @@ pub(crate) struct State {
     pub(crate) files: BTreeMap<u64, FileState>,
 }
 
+impl State {
+    /// Takes a record of `bytes` bytes out of a file's count; returns the change to the index.
+    fn uncount(&mut self, session: &Arc<str>, file: u64, bytes: u64) -> Option<Op> {
+        let live = &mut self.files.get_mut(&file)?.live;
+        let entry = live.get_mut(session)?;
+        entry.count = entry.count.saturating_sub(1);
+        entry.bytes = entry.bytes.saturating_sub(bytes);
+        if entry.count > 0 {
+            return Some(Op::put(keys::file(file, session), entry.value()));
+        }
+        live.remove(session);
+        Some(Op::delete(keys::file(file, session)))
+    }
+}
+
 /// A journal frame that became durable.
 #[derive(Debug, Clone)]
 pub(crate) enum Change {
@@ -63,6 +78,11 @@ pub(crate) enum Change {
     },
     Removed {
         session: Arc<str>,
+        pos: LogPos,
+    },
+    /// A compaction wrote a tombstone anew.
+    TombMoved {
+        from: LogPos,
         pos: LogPos,
     },
     /// Metadata changes of the store's users, already in the metadata log.
@@ -93,6 +113,16 @@ impl Batches<'_> {
         Ok(())
     }
 
+    /// Where a record stands, changes not yet flushed included.
+    fn position(&self, key: &[u8]) -> Result<Option<LogPos>, MetaError> {
+        // A batch has few changes, and only a record met twice is looked for.
+        match self.ops.iter().rev().find(|op| op.key() == key) {
+            Some(Op::Put { value, .. }) => Ok(read_position(value)),
+            Some(Op::Delete { .. }) => Ok(None),
+            None => Ok(self.raw.get(key)?.and_then(|value| read_position(&value))),
+        }
+    }
+
     fn flush(&mut self) -> Result<(), MetaError> {
         if self.ops.is_empty() { Ok(()) } else { self.raw.batch(std::mem::take(&mut self.ops)) }
     }
@@ -109,12 +139,13 @@ impl Indexer {
         for change in changes {
             match change {
                 Change::Event { session, seq, pos, bytes } => {
-                    batches.add(self.event(&session, seq, pos, bytes)?)?;
+                    self.event(&mut batches, &session, seq, pos, bytes)?;
                 }
                 Change::Removed { session, pos } => {
                     batches.flush()?;
                     self.removed(&mut batches, &session, pos)?;
                 }
+                Change::TombMoved { from, pos } => batches.add(self.tomb_moved(from, pos))?,
                 Change::Ops(ops) => batches.add(ops)?,
             }
         }
@@ -122,25 +153,54 @@ impl Indexer {
         batches.flush()
     }
 
-    fn event(&self, session: &Arc<str>, seq: u64, pos: LogPos, bytes: u64) -> Result<Vec<Op>, MetaError> {
+    /// Indexes a record where it stands. One that is known moves there if that is later in the journal than where
+    /// it was: a compaction wrote it anew.
+    fn event(
+        &self,
+        batches: &mut Batches<'_>,
+        session: &Arc<str>,
+        seq: u64,
+        pos: LogPos,
+        bytes: u64,
+    ) -> Result<(), MetaError> {
         let key = keys::record(session, seq);
         let mut state = write(&self.state);
         let known = state.sessions.get(session).copied().unwrap_or_default();
-        // Numbers ascend, so only a replay meets one it knows.
-        let is_new = seq > known.last_seq || self.raw.get(&key)?.is_none();
-        let mut ops = Vec::with_capacity(3);
-        if is_new {
+        // Numbers ascend, so only a replay or a compaction meets one it knows.
+        let old = if seq > known.last_seq { None } else { batches.position(&key)? };
+        if old.is_some_and(|old| old > pos) {
+            return Ok(());
+        }
+        let mut ops = Vec::with_capacity(4);
+        if old.is_none() {
             let now = SessionState { last_seq: known.last_seq.max(seq), count: known.count + 1 };
             state.sessions.insert(Arc::clone(session), now);
-            ops.push(Op::put(key, position_value(pos)));
             ops.push(Op::put(keys::session(session), pair(now.last_seq, now.count)));
+        }
+        if let Some(old) = old.filter(|old| *old != pos) {
+            ops.extend(state.uncount(session, old.file, bytes));
+        }
+        if old != Some(pos) {
+            ops.push(Op::put(key, position_value(pos)));
         }
         let live = state.files.entry(pos.file).or_default().live.entry(Arc::clone(session)).or_default();
         if pos.offset >= live.upto {
             *live = Live { count: live.count + 1, bytes: live.bytes + bytes, upto: pos.offset + 1 };
             ops.push(Op::put(keys::file(pos.file, session), live.value()));
         }
-        Ok(ops)
+        batches.add(ops)
+    }
+
+    fn tomb_moved(&self, from: LogPos, pos: LogPos) -> Vec<Op> {
+        let mut state = write(&self.state);
+        if let Some(file) = state.files.get_mut(&from.file) {
+            file.tombs.retain(|offset| *offset != from.offset);
+        }
+        state.files.entry(pos.file).or_default().tombs.push(pos.offset);
+        vec![
+            Op::delete(keys::tomb(from.file, from.offset)),
+            Op::put(keys::tomb(pos.file, pos.offset), Vec::new()),
+        ]
     }
 
     fn removed(&self, batches: &mut Batches<'_>, session: &Arc<str>, pos: LogPos) -> Result<(), MetaError> {

@@ -4,6 +4,7 @@
 //! indexed and readable before its ticket says so. Knows nothing of what a record means.
 
 mod commit;
+mod compact;
 mod index;
 mod metalog;
 mod queue;
@@ -20,6 +21,7 @@ pub(crate) use commit::{Committer, Progress};
 pub(crate) use index::{Indexer, Loaded, State};
 pub(crate) use metalog::{KIND as METALOG_KIND, Metalog};
 pub(crate) use queue::{Queue, Work};
+pub(crate) use reclaim::{ReclaimError, Stuck};
 pub(crate) use replay::{Replay, ReplayError};
 
 use std::ops::ControlFlow;

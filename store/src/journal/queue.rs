@@ -19,11 +19,42 @@ const REQUEST_COST: usize = 256;
 
 /// What the commit thread is asked to do.
 pub(crate) enum Work {
-    Event { session: Arc<str>, seq: u64, time_ms: u64, kind: String, payload: Vec<u8> },
-    Remove { session: Arc<str>, time_ms: u64 },
-    Meta { ops: Vec<Op> },
-    Cas { key: Vec<u8>, expected: Option<Vec<u8>>, new: Option<Vec<u8>>, outcome: Arc<OnceLock<CasOutcome>> },
+    Event {
+        session: Arc<str>,
+        seq: u64,
+        time_ms: u64,
+        kind: String,
+        payload: Vec<u8>,
+    },
+    Remove {
+        session: Arc<str>,
+        time_ms: u64,
+    },
+    Meta {
+        ops: Vec<Op>,
+    },
+    Cas {
+        key: Vec<u8>,
+        expected: Option<Vec<u8>>,
+        new: Option<Vec<u8>>,
+        outcome: Arc<OnceLock<CasOutcome>>,
+    },
+    /// Writes the live records of a file anew, from an offset on; a group of its own.
+    Compact {
+        file: u64,
+        from: u64,
+        outcome: Arc<OnceLock<Compacted>>,
+    },
     Barrier,
+}
+
+/// How far a compaction got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Compacted {
+    /// Go on at this offset.
+    Until(u64),
+    /// All of the file was gone through.
+    Done,
 }
 
 /// A piece of work and its receipt.
@@ -135,7 +166,7 @@ impl Queue {
             inner.closed
                 || inner.requests.len() >= records
                 || inner.bytes >= GROUP_BYTES
-                || inner.requests.iter().any(|r| matches!(r.work, Work::Barrier))
+                || inner.requests.iter().any(|r| matches!(r.work, Work::Barrier | Work::Compact { .. }))
         };
         let end = Instant::now() + window;
         while !full(&inner) {
@@ -148,6 +179,13 @@ impl Queue {
         let mut group = Vec::new();
         let mut bytes = 0;
         while group.len() < records.max(1) && (group.is_empty() || bytes < GROUP_BYTES) {
+            // A tombstone before it in the same group would be overtaken by records that it ends.
+            let is_compaction = |r: &Request| matches!(r.work, Work::Compact { .. });
+            if group.last().is_some_and(is_compaction)
+                || (!group.is_empty() && inner.requests.front().is_some_and(is_compaction))
+            {
+                break;
+            }
             let Some(request) = inner.requests.pop_front() else { break };
             bytes += request.bytes;
             group.push(request);

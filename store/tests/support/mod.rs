@@ -1,6 +1,7 @@
 //! What several tests use: options, made-up data whose content follows from its name, and a small generator.
 #![allow(dead_code)]
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -102,6 +103,20 @@ pub(crate) fn assert_records(store: &Store, session: &str, last: u64) {
     }
     assert_eq!(next - 1, last, "records of {session}");
     assert_eq!(store.journal().last_seq(session), last);
+}
+
+/// Copies a directory and what it holds.
+pub(crate) fn copy_dir(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy_dir(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
 }
 
 /// SplitMix64.
