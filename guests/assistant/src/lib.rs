@@ -1,15 +1,17 @@
-//! The agent `assistant`: it plans which tools a request needs, calls them one by one, and answers.
+//! The agent `assistant`: it calls tools one by one as a request needs them, and answers.
 //!
-//! It is made for models that are too small to be trusted with the form of a call: every plan and every call is
-//! written under a JSON Schema, so that what comes back can be used. The model decides what; the agent decides
-//! when a call is allowed: only planned tools, never the same call twice, at most `max_steps` calls a turn.
+//! It is made for models that are too small to be trusted with the form of a call or with knowing when to stop.
+//! Every step is written under a JSON Schema, so that what comes back can be used. The model chooses the tool and
+//! its arguments; the agent decides what may be chosen: not the tool that was just called, no call whose result
+//! is still in view, at most `max_steps` calls a turn.
 //!
-//! [`prompt`] says what the model is told, [`plan`] and [`call`] what it may write, [`turn`] in which order.
+//! [`prompt`] says what the model is told, [`step`] what it may write, [`turn`] in which order, [`memory`] what was
+//! called before.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
-mod call;
-mod plan;
+mod memory;
 mod prompt;
+mod step;
 mod turn;
 
 use tools_sdk::prelude::*;
@@ -31,9 +33,9 @@ pub enum ToolPolicy {
 pub struct Params {
     /// Who the assistant is and how it answers, in front of what it is told of its tools.
     pub instructions: String,
-    /// "auto" lets the model plan the use of tools, "never" only answers.
+    /// "auto" lets the model choose tools, "never" only answers.
     pub tool_policy: ToolPolicy,
-    /// Tools to call in each turn, in this order, instead of a plan by the model.
+    /// Tools to call in each turn, in this order, instead of letting the model choose.
     pub plan: Vec<String>,
     /// Most calls of tools in one turn.
     #[schemars(range(min = 1, max = 32))]
@@ -44,9 +46,16 @@ pub struct Params {
     /// Most characters of a tool's result that the model is shown.
     #[schemars(range(min = 100, max = 100_000))]
     pub result_limit: u32,
-    /// How long the model's plans are kept; 0 drops them after the turn.
+    /// Whether the model may fill in arguments that a tool does not require. Small models fill in too much.
+    pub optional_arguments: bool,
+    /// Whether a call may be made again whose result is in the conversation, and a tool twice in a row.
+    pub repeat_calls: bool,
+    /// Most tokens of a thought before the first call; 0 is no thought.
+    #[schemars(range(min = 0, max = 4_096))]
+    pub thought_tokens: u32,
+    /// How long thoughts are kept; 0 drops them after the turn.
     pub reasoning_ttl_seconds: u64,
-    /// Temperature of answers; plans and calls are always greedy. Left out, the session's default.
+    /// Temperature of answers; calls are always greedy. Left out, the session's default.
     pub temperature: Option<f32>,
 }
 
@@ -59,6 +68,9 @@ impl Default for Params {
             max_steps: 6,
             max_tokens: 256,
             result_limit: 2_000,
+            optional_arguments: false,
+            repeat_calls: false,
+            thought_tokens: 0,
             reasoning_ttl_seconds: 3_600,
             temperature: None,
         }
@@ -69,13 +81,14 @@ impl Default for Params {
 #[derive(Debug)]
 pub struct Assistant;
 
-/// Plans which tools a request needs, calls them one by one, and answers.
+/// Calls tools one by one as a request needs them, and answers.
 #[agent(name = "assistant")]
 impl Assistant {
     /// Checks the parameters and tells the model what it is.
     fn start(params: Params) -> Result<(), AgentError> {
-        params.check()?;
-        let text = prompt::system(&params, &tools::list());
+        let tools = tools::list();
+        params.check(&tools)?;
+        let text = prompt::system(&params, &tools);
         chat::append(chat::Role::System, chat::SegmentKind::System, chat::Retention::Keep, &text)?;
         Ok(())
     }
@@ -88,7 +101,7 @@ impl Assistant {
 }
 
 impl Params {
-    fn check(&self) -> Result<(), AgentError> {
+    fn check(&self, tools: &[tools::Info]) -> Result<(), AgentError> {
         let within = |name: &str, value: u32, least: u32, most: u32| {
             if (least..=most).contains(&value) {
                 return Ok(());
@@ -99,8 +112,8 @@ impl Params {
         within("max_steps", self.max_steps, 1, 32)?;
         within("max_tokens", self.max_tokens, 1, 16_384)?;
         within("result_limit", self.result_limit, 100, 100_000)?;
-        let known = tools::list();
-        match self.plan.iter().find(|name| !known.iter().any(|tool| tool.name == **name)) {
+        within("thought_tokens", self.thought_tokens, 0, 4_096)?;
+        match self.plan.iter().find(|name| !tools.iter().any(|tool| tool.name == **name)) {
             Some(name) => {
                 let message = format!("the plan names the tool {name}, which this session may not call");
                 Err(AgentError::invalid_input("unknown_tool", message))

@@ -1,79 +1,127 @@
-//! The order of a turn: the user's message, a plan, its calls, the answer.
+//! The order of a turn: the user's message, a thought, calls of tools, the answer.
 
 use serde_json::Value;
-use tools_sdk::agent::chat::{self, Options, Retention, Role, SegmentKind};
+use tools_sdk::agent::chat::{self, Constraint, Options, Retention, Role, SegmentKind};
 use tools_sdk::agent::tools::Info;
 use tools_sdk::agent::{session, tools};
 use tools_sdk::{Error, ErrorKind, log};
 
-use crate::{Params, ToolPolicy, call, plan};
+use crate::step::{Offer, Step, shown};
+use crate::{Params, ToolPolicy, memory, prompt};
+
+/// What an answer is to a model that has been writing calls: anything that does not begin as one.
+const WORDS: &str = r"[^\s{}<`\[](.|\n)*";
 
 /// Runs a turn to its answer.
 pub(crate) fn run(message: &str, params: &Params) -> Result<(), Error> {
     chat::append(Role::User, SegmentKind::User, Retention::Keep, message)?;
     let tools = if params.tool_policy == ToolPolicy::Never { Vec::new() } else { tools::list() };
+    let mut answer =
+        Options { temperature: params.temperature, ..Options::new(SegmentKind::Answer, params.max_tokens) };
     if !tools.is_empty() {
-        let plan = plan::make(params, &tools)?;
-        Steps { params, tools: &tools, made: Vec::new() }.run(&plan)?;
+        think(params)?;
+        let mut calls = Calls { params, tools: &tools, made: 0, last: None };
+        calls.run()?;
+        if calls.made > 0 {
+            chat::append(Role::User, SegmentKind::System, Retention::Keep, prompt::ANSWER)?;
+        }
+        answer.constraint = Constraint::Regex(WORDS.to_owned());
     }
     check_cancelled()?;
-    let options =
-        Options { temperature: params.temperature, ..Options::new(SegmentKind::Answer, params.max_tokens) };
+    chat::generate(&answer)?.finish()?;
+    Ok(())
+}
+
+/// A sentence about what is asked, kept for a while only.
+fn think(params: &Params) -> Result<(), Error> {
+    if params.thought_tokens == 0 {
+        return Ok(());
+    }
+    let options = Options {
+        retention: match params.reasoning_ttl_seconds {
+            0 => Retention::DropAfterTurn,
+            seconds => Retention::Expire(seconds),
+        },
+        temperature: Some(0.0),
+        prefix: prompt::THOUGHT.to_owned(),
+        constraint: Constraint::Regex(prompt::THOUGHT_FORM.to_owned()),
+        ..Options::new(SegmentKind::Reasoning, params.thought_tokens)
+    };
     chat::generate(&options)?.finish()?;
     Ok(())
 }
 
 /// The calls of a turn.
-struct Steps<'a> {
+struct Calls<'a> {
     params: &'a Params,
     tools: &'a [Info],
-    /// Calls that were made, and whether they failed.
-    made: Vec<(String, Value)>,
+    /// How many were asked for, also those that were not made.
+    made: u32,
+    /// The tool that was called last, if it gave something.
+    last: Option<String>,
 }
 
-impl Steps<'_> {
-    /// Follows the plan. A step whose input the tool refused is tried once more, with the refusal in view.
-    fn run(&mut self, plan: &[String]) -> Result<(), Error> {
-        for name in plan {
-            for _ in 0..2 {
-                if self.made.len() >= self.params.max_steps as usize {
-                    return Ok(());
-                }
-                check_cancelled()?;
-                if !self.step(name)? {
-                    break;
-                }
+impl Calls<'_> {
+    /// Follows the session's plan, or the model's choices.
+    fn run(&mut self) -> Result<(), Error> {
+        if self.params.plan.is_empty() {
+            while self.made < self.params.max_steps && self.choose()? {}
+            return Ok(());
+        }
+        for name in &self.params.plan {
+            if self.made >= self.params.max_steps {
+                break;
+            }
+            let tools: Vec<&Info> = self.tools.iter().filter(|tool| tool.name == *name).collect();
+            self.step(&tools, false)?;
+        }
+        Ok(())
+    }
+
+    /// Lets the model choose; whether it may go on choosing.
+    fn choose(&mut self) -> Result<bool, Error> {
+        let again = self.params.repeat_calls;
+        let tools: Vec<&Info> =
+            self.tools.iter().filter(|tool| again || self.last.as_ref() != Some(&tool.name)).collect();
+        if tools.is_empty() { Ok(false) } else { self.step(&tools, true) }
+    }
+
+    fn step(&mut self, tools: &[&Info], answer: bool) -> Result<bool, Error> {
+        check_cancelled()?;
+        let offer = Offer { tools, answer, optional_arguments: self.params.optional_arguments };
+        match offer.write()? {
+            Step::Call { name, arguments } => self.call(&name, &arguments),
+            Step::Answer => Ok(false),
+            Step::CutOff => {
+                log::warn("a step was cut off and is not used");
+                Ok(false)
             }
         }
-        Ok(())
     }
 
-    /// Makes one call; whether it is worth trying again.
-    fn step(&mut self, name: &str) -> Result<bool, Error> {
-        let Some(tool) = self.tools.iter().find(|tool| tool.name == name) else { return Ok(false) };
-        let Some(arguments) = call::write(tool)? else {
-            self.tell("Error: call_cut_off: the call was too long and was not made")?;
-            return Ok(false);
-        };
-        let call = (name.to_owned(), arguments);
-        if self.made.contains(&call) {
-            log::info(&format!("{name} was not called again with the same arguments"));
-            self.tell("Error: repeated_call: this call was made before; its result is above")?;
+    /// Makes a call, unless its result is there already: then the model has nothing new to ask for.
+    fn call(&mut self, name: &str, arguments: &Value) -> Result<bool, Error> {
+        self.made += 1;
+        if !self.params.repeat_calls && memory::has(name, arguments) {
+            log::info(&format!("{name} is not called again with the same arguments"));
             return Ok(false);
         }
-        let result = tools::call(name, &call.1.to_string());
-        self.made.push(call);
-        self.tell(&call::shown(&result, self.params.result_limit))?;
-        match result {
-            Err(error) if error.kind == ErrorKind::Cancelled => Err(error),
-            Err(error) => Ok(matches!(error.kind, ErrorKind::InvalidInput | ErrorKind::NotFound)),
-            Ok(_) => Ok(false),
+        let result = tools::call(name, &arguments.to_string());
+        if let Err(error) = &result
+            && error.kind == ErrorKind::Cancelled
+        {
+            return Err(error.clone());
         }
-    }
-
-    fn tell(&self, text: &str) -> Result<(), Error> {
-        chat::append(Role::Tool, SegmentKind::ToolResult, Retention::Keep, text)?;
-        Ok(())
+        chat::append(
+            Role::Tool,
+            SegmentKind::ToolResult,
+            Retention::Keep,
+            &shown(&result, self.params.result_limit),
+        )?;
+        memory::add(name, arguments)?;
+        // A refused call may be tried again with other arguments.
+        self.last = result.is_ok().then(|| name.to_owned());
+        Ok(true)
     }
 }
 

@@ -2,11 +2,14 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use assistant::Assistant;
-use tools_sdk::agent::chat::{Constraint, Retention, Role, SegmentKind};
+use tools_sdk::agent::chat::SegmentKind::{self, Answer, Reasoning, System, ToolCall, ToolResult, User};
+use tools_sdk::agent::chat::{Constraint, Retention, Role};
 use tools_sdk::testing::{Host, Message};
 use tools_sdk::{Error, ErrorKind};
 
 const ADD: &str = r#"{"type": "object", "properties": {"sum": {"type": "string"}}, "required": ["sum"]}"#;
+const ANSWER: &str = r#"{"name": "answer"}"#;
+const WAIT: &str = r#"{"name": "wait", "arguments": {}}"#;
 
 fn host() -> Host {
     Host::new()
@@ -20,108 +23,127 @@ fn host() -> Host {
         .tool("wait", "Waits.", r#"{"type": "object", "properties": {}}"#, |_| Ok("Waited.".to_owned()))
 }
 
-fn plan(tools: &[&str]) -> String {
-    let steps: Vec<String> =
-        tools.iter().map(|tool| format!(r#"{{"step": "s", "tool": "{tool}"}}"#)).collect();
-    format!(r#"{{"plan": [{}]}}"#, steps.join(", "))
-}
-
-fn call(name: &str, arguments: &str) -> String {
-    format!(r#"{{"name": "{name}", "arguments": {arguments}}}"#)
+fn add(sum: &str) -> String {
+    format!(r#"{{"name": "add", "arguments": {{"sum": "{sum}"}}}}"#)
 }
 
 fn kinds(messages: &[Message]) -> Vec<SegmentKind> {
     messages.iter().map(|message| message.kind).collect()
 }
 
-#[test]
-fn a_turn_plans_calls_and_answers() {
-    let host = host()
-        .reply(&plan(&["add", "wait", "answer"]))
-        .reply(&call("add", r#"{"sum": "2 + 3"}"#))
-        .reply(&call("wait", "{}"))
-        .reply("It is 5.");
+/// Starts the assistant and gives it one message.
+fn turn(host: &Host, text: &str) {
     host.start::<Assistant>().unwrap();
-    host.user_message::<Assistant>("Add 2 and 3.").unwrap();
+    host.user_message::<Assistant>(text).unwrap();
+}
+
+/// Names of the tools the model was offered for the step at `index`, and whether it could answer.
+fn offered(messages: &[Message], index: usize) -> String {
+    match &messages[index].options.as_ref().unwrap().constraint {
+        Constraint::JsonSchema(schema) => {
+            let names = ["add", "wait", "answer"];
+            names
+                .into_iter()
+                .filter(|name| schema.contains(&format!("\"const\":\"{name}\"")))
+                .collect::<Vec<_>>()
+                .join(" ")
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_turn_calls_tools_and_answers() {
+    let host = host().reply(&add("2 + 3")).reply(WAIT).reply(ANSWER).reply("It is 5.");
+    turn(&host, "Add 2 and 3.");
     let messages = host.messages();
-    use SegmentKind::{Answer, Reasoning, System, ToolCall, ToolResult, User};
     assert_eq!(
         kinds(&messages),
-        [System, User, Reasoning, ToolCall, ToolResult, ToolCall, ToolResult, Answer]
+        [System, User, ToolCall, ToolResult, ToolCall, ToolResult, ToolCall, System, Answer]
     );
-    assert_eq!(messages[3].text, "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"sum\": \"2 + 3\"}}");
-    assert_eq!((messages[4].role, messages[4].text.as_str()), (Role::Tool, "= 5"));
+    assert_eq!((messages[3].role, messages[3].text.as_str()), (Role::Tool, "= 5"));
     assert_eq!(
         host.tool_calls(),
         [("add".into(), r#"{"sum":"2 + 3"}"#.into()), ("wait".into(), "{}".into())]
     );
-    let options = messages[2].options.as_ref().unwrap();
-    assert_eq!(options.retention, Retention::Expire(3_600));
-    assert!(matches!(options.constraint, Constraint::JsonSchema(_)));
-    assert_eq!(messages[7].options.as_ref().unwrap().constraint, Constraint::None);
+    let offers: Vec<String> = [2, 4, 6].into_iter().map(|index| offered(&messages, index)).collect();
+    assert_eq!(
+        offers,
+        ["add wait answer", "wait answer", "add answer"],
+        "a tool is not offered twice in a row"
+    );
+    assert!(matches!(messages[8].options.as_ref().unwrap().constraint, Constraint::Regex(_)));
 }
 
 #[test]
 fn a_request_without_tools_is_only_answered() {
-    let host = host().reply(&plan(&["answer"])).reply("Hello.");
-    host.start::<Assistant>().unwrap();
-    host.user_message::<Assistant>("Say hello.").unwrap();
-    assert!(host.tool_calls().is_empty());
-    let never = host_with(r#"{"tool_policy": "never"}"#).reply("Hello.");
-    never.start::<Assistant>().unwrap();
-    never.user_message::<Assistant>("Say hello.").unwrap();
-    assert_eq!(kinds(&never.messages()), [SegmentKind::System, SegmentKind::User, SegmentKind::Answer]);
-}
-
-fn host_with(params: &str) -> Host {
-    host().params(params)
+    let host = self::host().reply(ANSWER).reply("Hello.");
+    turn(&host, "Say hello.");
+    assert_eq!(kinds(&host.messages()), [System, User, ToolCall, Answer]);
+    let never = self::host().params(r#"{"tool_policy": "never"}"#).reply("Hello.");
+    turn(&never, "Say hello.");
+    assert_eq!(kinds(&never.messages()), [System, User, Answer]);
+    assert_eq!(never.messages()[2].options.as_ref().unwrap().constraint, Constraint::None);
 }
 
 #[test]
 fn a_given_plan_is_followed_without_asking_the_model() {
-    let host = host_with(r#"{"plan": ["wait"]}"#).reply(&call("wait", "{}")).reply("Done.");
-    host.start::<Assistant>().unwrap();
-    host.user_message::<Assistant>("Wait.").unwrap();
-    assert_eq!(host.tool_calls().len(), 1);
-    assert!(!kinds(&host.messages()).contains(&SegmentKind::Reasoning));
+    let host = host().params(r#"{"plan": ["wait", "add"]}"#).reply(WAIT).reply(&add("1 + 1")).reply("Done.");
+    turn(&host, "Wait.");
+    let messages = host.messages();
+    assert_eq!((offered(&messages, 2), offered(&messages, 4)), ("wait".to_owned(), "add".to_owned()));
+    assert_eq!(host.tool_calls().len(), 2);
 }
 
 #[test]
-fn the_same_call_is_made_once_and_a_refused_one_tried_again() {
-    let repeated = host()
-        .reply(&plan(&["add", "add"]))
-        .reply(&call("add", r#"{"sum": "1 + 1"}"#))
-        .reply(&call("add", r#"{"sum": "1 + 1"}"#))
+fn a_call_whose_result_is_in_view_is_not_made_again() {
+    let host = host()
+        .reply(&add("1 + 1"))
+        .reply(WAIT)
+        .reply(&add("1 + 1"))
+        .reply("It is 5.")
+        .reply(WAIT)
         .reply("Done.");
-    repeated.start::<Assistant>().unwrap();
-    repeated.user_message::<Assistant>("Add.").unwrap();
-    assert_eq!(repeated.tool_calls().len(), 1);
-    assert!(repeated.messages().iter().any(|message| message.text.contains("repeated_call")));
-    let refused = host()
-        .reply(&plan(&["add"]))
-        .reply(&call("add", r#"{"sum": "bad"}"#))
-        .reply(&call("add", r#"{"sum": "1 + 1"}"#))
-        .reply("Done.");
-    refused.start::<Assistant>().unwrap();
-    refused.user_message::<Assistant>("Add.").unwrap();
-    assert_eq!(refused.tool_calls().len(), 2);
-    assert!(refused.messages().iter().any(|message| message.text == "Error: syntax: not a sum"));
+    turn(&host, "Add.");
+    host.user_message::<Assistant>("And now?").unwrap();
+    assert_eq!(host.tool_calls().len(), 2, "neither in the same turn nor in the next");
+    let again =
+        self::host().params(r#"{"repeat_calls": true}"#).reply(WAIT).reply(WAIT).reply(ANSWER).reply("Done.");
+    turn(&again, "Wait twice.");
+    assert_eq!(again.tool_calls().len(), 2);
+}
+
+#[test]
+fn a_refused_call_is_shown_and_may_be_tried_again() {
+    let host = host().reply(&add("bad")).reply(&add("1 + 1")).reply(ANSWER).reply("Done.");
+    turn(&host, "Add.");
+    assert_eq!(host.tool_calls().len(), 2);
+    assert!(host.messages().iter().any(|message| message.text == "Error: syntax: not a sum"));
 }
 
 #[test]
 fn calls_are_bounded_and_a_cut_off_call_is_not_made() {
-    let host = host_with(r#"{"max_steps": 1}"#)
-        .reply(&plan(&["wait", "add"]))
-        .reply(&call("wait", "{}"))
-        .reply("Done.");
-    host.start::<Assistant>().unwrap();
-    host.user_message::<Assistant>("Go.").unwrap();
+    let host = host().params(r#"{"max_steps": 1}"#).reply(WAIT).reply("Done.");
+    turn(&host, "Go.");
     assert_eq!(host.tool_calls().len(), 1);
-    let cut = self::host().reply(&plan(&["add"])).reply(r#"{"name": "add", "argu"#).reply("Done.");
-    cut.start::<Assistant>().unwrap();
-    cut.user_message::<Assistant>("Go.").unwrap();
+    let cut = self::host().reply(r#"{"name": "add", "argu"#).reply("Done.");
+    turn(&cut, "Go.");
     assert!(cut.tool_calls().is_empty());
     assert_eq!(cut.messages().last().unwrap().text, "Done.");
+}
+
+#[test]
+fn thoughts_are_kept_for_a_while() {
+    let host = host()
+        .params(r#"{"thought_tokens": 20, "reasoning_ttl_seconds": 60}"#)
+        .reply("wait.")
+        .reply(ANSWER)
+        .reply("Done.");
+    turn(&host, "Go.");
+    let messages = host.messages();
+    assert_eq!(kinds(&messages), [System, User, Reasoning, ToolCall, Answer]);
+    assert_eq!(messages[2].text, "I have to wait.");
+    assert_eq!(messages[2].options.as_ref().unwrap().retention, Retention::Expire(60));
 }
 
 #[test]
@@ -131,9 +153,9 @@ fn parameters_are_checked_and_a_stopped_turn_says_so() {
         (r#"{"plan": ["fly"]}"#, "unknown_tool"),
         (r#"{"colour": "red"}"#, "params_mismatch"),
     ] {
-        assert_eq!(host_with(params).start::<Assistant>().unwrap_err().code, code);
+        assert_eq!(host().params(params).start::<Assistant>().unwrap_err().code, code);
     }
-    let host = host().reply(&plan(&["wait"])).cancelled(true);
+    let host = host().reply(ANSWER).cancelled(true);
     host.start::<Assistant>().unwrap();
     assert_eq!(host.user_message::<Assistant>("Go.").unwrap_err().kind, ErrorKind::Cancelled);
     assert!(host.tool_calls().is_empty());

@@ -25,20 +25,27 @@ pub enum Operation {
     Read,
 }
 
-/// What to look at.
+/// What to look at. Two arguments say it all for a small model; the others narrow it.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub struct Input {
-    /// "list" shows the names in a folder, "search" finds lines in all files, "read" gives one file's text.
+    /// "search" finds the lines with a word, "read" gives the text of a file, "list" gives the names in a folder.
     pub operation: Operation,
-    /// For search: a word to find in the files.
-    #[serde(default)]
+    /// The word to search for, or the file to read, or the folder to list; empty is the whole folder.
     pub query: String,
-    /// File or folder. Empty is the whole folder.
+    /// For search: only this file or folder. For read and list: the file or folder, instead of the query.
     #[serde(default)]
     pub path: String,
     /// For read: byte to start at.
     #[serde(default)]
     pub offset: u64,
+}
+
+impl Input {
+    /// The file or folder that is meant.
+    fn place(&self) -> Result<Place, ToolError> {
+        let by_query = self.operation != Operation::Search && self.path.trim().is_empty();
+        Place::find(if by_query { &self.query } else { &self.path })
+    }
 }
 
 /// One entry of a listing.
@@ -104,7 +111,7 @@ impl Output {
 /// Looks into the user's folder of text files: list names, search for a word, read a file.
 #[tool(effect = "read", wants = ["files"], text = reading)]
 pub fn files(input: Input, _context: &Context) -> Result<Output, ToolError> {
-    let place = Place::find(&input.path)?;
+    let place = input.place()?;
     match input.operation {
         Operation::List => list(&place),
         Operation::Search => search::search(&place, &input.query),
@@ -140,7 +147,10 @@ fn reading(output: &Output) -> String {
         Operation::Search if output.matches.is_empty() => lines.push("No line was found.".to_owned()),
         Operation::Search => {
             lines.extend(
-                output.matches.iter().map(|found| format!("{}:{}: {}", found.path, found.line, found.text)),
+                output
+                    .matches
+                    .iter()
+                    .map(|found| format!("{} line {}: {}", found.path, found.line, found.text)),
             );
         }
         Operation::Read => lines.push(output.text.clone().unwrap_or_default()),

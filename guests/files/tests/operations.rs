@@ -27,10 +27,10 @@ fn list_shows_one_level_in_name_order() {
     let host = notes();
     let top = "march/\nphoto.bin (4 bytes)\nreadme.txt (15 bytes)";
     for path in ["", "/", ".", "notes", "/notes/"] {
-        assert_eq!(text(&host, &json!({"operation": "list", "path": path})), top, "{path}");
+        assert_eq!(text(&host, &json!({"operation": "list", "query": path})), top, "{path}");
     }
     assert_eq!(
-        text(&host, &json!({"operation": "list", "path": "march"})),
+        text(&host, &json!({"operation": "list", "query": "", "path": "march"})),
         "march/hotel.txt (21 bytes)\nmarch/train.txt (29 bytes)"
     );
 }
@@ -38,13 +38,13 @@ fn list_shows_one_level_in_name_order() {
 #[test]
 fn search_finds_lines_below_a_folder_in_any_case() {
     let host = notes();
-    let found = "march/hotel.txt:2: AMOUNT: 129.00\nmarch/train.txt:2: Amount: 48.50";
+    let found = "march/hotel.txt line 2: AMOUNT: 129.00\nmarch/train.txt line 2: Amount: 48.50";
     assert_eq!(text(&host, &json!({"operation": "search", "query": "amount"})), found);
     assert_eq!(text(&host, &json!({"operation": "search", "path": "march", "query": " Amount "})), found);
     let one = json!({"operation": "search", "path": "march/train.txt", "query": "amount"});
-    assert_eq!(text(&host, &one), "march/train.txt:2: Amount: 48.50");
+    assert_eq!(text(&host, &one), "march/train.txt line 2: Amount: 48.50");
     assert_eq!(text(&host, &json!({"operation": "search", "query": "zebra"})), "No line was found.");
-    assert_eq!(refusal(&host, &json!({"operation": "search"})).code, "no_query");
+    assert_eq!(refusal(&host, &json!({"operation": "search", "query": " "})).code, "no_query");
     let elsewhere = json!({"operation": "search", "path": "documents", "query": "amount"});
     let note = "[left out: documents, which is not there; the whole folder was searched]";
     assert_eq!(text(&host, &elsewhere), format!("{found}\n{note}"));
@@ -62,13 +62,13 @@ fn search_is_bounded_and_says_so() {
     assert!(output.text.ends_with("[left out: lines after the first 50]"), "{}", output.text);
     let host = Host::new().file("notes", "wide.txt", format!("amount {}", "x".repeat(500)));
     let line = text(&host, &json!({"operation": "search", "query": "amount"}));
-    assert_eq!(line.len(), "wide.txt:1: ".len() + 200 + "...".len());
+    assert_eq!(line.len(), "wide.txt line 1: ".len() + 200 + "...".len());
 }
 
 #[test]
 fn read_gives_text_and_where_it_goes_on() {
     let host = notes();
-    let whole = json!({"operation": "read", "path": "march/train.txt"});
+    let whole = json!({"operation": "read", "query": "march/train.txt"});
     assert_eq!(text(&host, &whole), "Train to Basel\nAmount: 48.50\n");
     // Three bytes a character: the cut may not be inside one.
     let euros = "\u{20ac}".repeat(5_000);
@@ -76,7 +76,7 @@ fn read_gives_text_and_where_it_goes_on() {
     let mut read = String::new();
     let mut offset = 0;
     loop {
-        let input = json!({"operation": "read", "path": "long.txt", "offset": offset}).to_string();
+        let input = json!({"operation": "read", "query": "long.txt", "offset": offset}).to_string();
         let output: Value = serde_json::from_str(&host.call::<files>(&input).unwrap().json).unwrap();
         read.push_str(output["text"].as_str().unwrap());
         match output["next_offset"].as_u64() {
@@ -90,20 +90,23 @@ fn read_gives_text_and_where_it_goes_on() {
 #[test]
 fn what_cannot_be_read_is_refused_by_name() {
     let host = notes();
-    let read = |path: &str| refusal(&host, &json!({"operation": "read", "path": path}));
+    let read = |path: &str| refusal(&host, &json!({"operation": "read", "query": path}));
     assert_eq!(read("photo.bin").code, "not_text");
     assert_eq!(read("").code, "not_a_file");
     assert_eq!(read("march/plane.txt").kind, ErrorKind::NotFound);
     assert_eq!(read("march/../../secret").kind, ErrorKind::Denied);
-    assert_eq!(refusal(&Host::new(), &json!({"operation": "list"})).code, "no_grant");
+    assert_eq!(refusal(&Host::new(), &json!({"operation": "list", "query": ""})).code, "no_grant");
 }
 
 #[test]
 fn several_grants_are_told_apart_by_name() {
     let host = notes().file("bills", "march.txt", "amount due");
-    assert_eq!(text(&host, &json!({"operation": "list"})), "bills/\nnotes/");
+    assert_eq!(text(&host, &json!({"operation": "list", "query": ""})), "bills/\nnotes/");
     let found = text(&host, &json!({"operation": "search", "query": "amount d"}));
-    assert_eq!(found, "bills/march.txt:1: amount due");
-    assert_eq!(text(&host, &json!({"operation": "read", "path": "bills/march.txt"})), "amount due");
-    assert_eq!(refusal(&host, &json!({"operation": "list", "path": "taxes"})).code, "no_such_folder");
+    assert_eq!(found, "bills/march.txt line 1: amount due");
+    assert_eq!(
+        text(&host, &json!({"operation": "read", "query": "", "path": "bills/march.txt"})),
+        "amount due"
+    );
+    assert_eq!(refusal(&host, &json!({"operation": "list", "query": "taxes"})).code, "no_such_folder");
 }
