@@ -44,13 +44,13 @@ impl Server {
         self.child.wait().unwrap();
     }
 
-    fn open(&self, method: &str, path: &str, body: &Value) -> BufReader<TcpStream> {
+    fn open(&self, method: &str, path: &str, body: &Value, accept: &str) -> BufReader<TcpStream> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
         let body = if body.is_null() { String::new() } else { body.to_string() };
         write!(
             stream,
-            "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
-             content-length: {}\r\n\r\n{body}",
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\naccept: {accept}\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         )
         .unwrap();
@@ -59,7 +59,7 @@ impl Server {
 
     fn call(&self, method: &str, path: &str, body: &Value) -> Value {
         let mut answer = String::new();
-        self.open(method, path, body).read_to_string(&mut answer).unwrap();
+        self.open(method, path, body, "application/json").read_to_string(&mut answer).unwrap();
         let (head, text) = answer.split_once("\r\n\r\n").unwrap();
         assert!(head.starts_with("HTTP/1.1 2"), "{method} {path}: {answer}");
         serde_json::from_str(text).unwrap_or(Value::Null)
@@ -111,7 +111,7 @@ fn begin(server: &Server, turn: &str, input: &str, max_tokens: u32) {
 
 /// Reads the session's event stream until `count` token events came; the last sequence number seen.
 fn stream_until(server: &Server, count: usize) -> (u64, usize) {
-    let mut stream = server.open("GET", "/v1/sessions/s/events?stream=true", &Value::Null);
+    let mut stream = server.open("GET", "/v1/sessions/s/events", &Value::Null, "text/event-stream");
     let (mut seen, mut last, mut streamed) = (0, 0, 0);
     let mut line = String::new();
     while seen < count {
