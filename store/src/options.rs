@@ -22,7 +22,7 @@ pub struct StoreOptions {
     pub journal_file_bytes: u64,
     /// Records made durable together at most (64).
     pub group_records: usize,
-    /// How long the first record of a group waits for others (5 ms).
+    /// How long a group waits at most for others to join, while several come at a time (5 ms).
     pub group_window: Duration,
     /// Bytes that packs may take on disk (16 GiB).
     pub cell_quota_bytes: u64,

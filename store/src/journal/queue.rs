@@ -70,6 +70,8 @@ struct Inner {
     bytes: usize,
     /// The last number given out, of every session with records.
     last: HashMap<Arc<str>, u64>,
+    /// Requests of the last group.
+    last_group: usize,
     closed: bool,
 }
 
@@ -152,8 +154,9 @@ impl Queue {
         }
     }
 
-    /// Waits for work and takes a group: what is there, at most `records`, after waiting at most `window` from the
-    /// first for more to come. `None` once closed and empty.
+    /// Waits for work and takes a group: what is there, at most `records`. If the last group was of more than one
+    /// request, others are likely to come, and up to `window` is waited for them; a lone writer is not kept waiting
+    /// (the idea of PostgreSQL's `commit_siblings`). `None` once closed and empty.
     pub(crate) fn take_group(&self, records: usize, window: Duration) -> Option<Vec<Request>> {
         let mut inner = lock(&self.inner);
         while inner.requests.is_empty() {
@@ -168,7 +171,7 @@ impl Queue {
                 || inner.bytes >= GROUP_BYTES
                 || inner.requests.iter().any(|r| matches!(r.work, Work::Barrier | Work::Compact { .. }))
         };
-        let end = Instant::now() + window;
+        let end = Instant::now() + if inner.last_group > 1 { window } else { Duration::ZERO };
         while !full(&inner) {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -191,6 +194,7 @@ impl Queue {
             group.push(request);
         }
         inner.bytes -= bytes;
+        inner.last_group = group.len();
         drop(inner);
         self.room.notify_all();
         Some(group)
