@@ -2,8 +2,8 @@
 //!
 //! It is made for models that are too small to be trusted with the form of a call or with knowing when to stop.
 //! Every step is written under a JSON Schema, so that what comes back can be used. The model chooses the tool and
-//! its arguments; the agent decides what may be chosen: not the tool that was just called, no call whose result
-//! is still in view, at most `max_steps` calls a turn.
+//! its arguments; the agent decides what may be chosen: each tool as often as `calls_per_tool` says, no call whose
+//! result is still in view, at most `max_steps` calls a turn.
 //!
 //! [`prompt`] says what the model is told, [`step`] what it may write, [`turn`] in which order, [`memory`] what was
 //! called before.
@@ -48,7 +48,10 @@ pub struct Params {
     pub result_limit: u32,
     /// Whether the model may fill in arguments that a tool does not require. Small models fill in too much.
     pub optional_arguments: bool,
-    /// Whether a call may be made again whose result is in the conversation, and a tool twice in a row.
+    /// Most calls of the same tool in one turn that gave a result. Small models repeat themselves.
+    #[schemars(range(min = 1, max = 32))]
+    pub calls_per_tool: u32,
+    /// Whether a call may be made again whose result is in the conversation.
     pub repeat_calls: bool,
     /// Most tokens of a thought before the first call; 0 is no thought.
     #[schemars(range(min = 0, max = 4_096))]
@@ -69,6 +72,7 @@ impl Default for Params {
             max_tokens: 256,
             result_limit: 2_000,
             optional_arguments: false,
+            calls_per_tool: 1,
             repeat_calls: false,
             thought_tokens: 0,
             reasoning_ttl_seconds: 3_600,
@@ -110,6 +114,7 @@ impl Params {
             Err(AgentError::invalid_input("parameter_out_of_range", message))
         };
         within("max_steps", self.max_steps, 1, 32)?;
+        within("calls_per_tool", self.calls_per_tool, 1, 32)?;
         within("max_tokens", self.max_tokens, 1, 16_384)?;
         within("result_limit", self.result_limit, 100, 100_000)?;
         within("thought_tokens", self.thought_tokens, 0, 4_096)?;

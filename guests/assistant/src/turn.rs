@@ -20,7 +20,7 @@ pub(crate) fn run(message: &str, params: &Params) -> Result<(), Error> {
         Options { temperature: params.temperature, ..Options::new(SegmentKind::Answer, params.max_tokens) };
     if !tools.is_empty() {
         think(params)?;
-        let mut calls = Calls { params, tools: &tools, made: 0, last: None };
+        let mut calls = Calls { params, tools: &tools, made: 0, gave: Vec::new(), failed: Vec::new() };
         calls.run()?;
         if calls.made > 0 {
             chat::append(Role::User, SegmentKind::System, Retention::Keep, prompt::ANSWER)?;
@@ -57,8 +57,10 @@ struct Calls<'a> {
     tools: &'a [Info],
     /// How many were asked for, also those that were not made.
     made: u32,
-    /// The tool that was called last, if it gave something.
-    last: Option<String>,
+    /// Tools that gave a result, once for each.
+    gave: Vec<String>,
+    /// Calls of this turn that failed.
+    failed: Vec<(String, Value)>,
 }
 
 impl Calls<'_> {
@@ -80,9 +82,9 @@ impl Calls<'_> {
 
     /// Lets the model choose; whether it may go on choosing.
     fn choose(&mut self) -> Result<bool, Error> {
-        let again = self.params.repeat_calls;
-        let tools: Vec<&Info> =
-            self.tools.iter().filter(|tool| again || self.last.as_ref() != Some(&tool.name)).collect();
+        let most = self.params.calls_per_tool as usize;
+        let gave = |tool: &&Info| self.gave.iter().filter(|name| **name == tool.name).count();
+        let tools: Vec<&Info> = self.tools.iter().filter(|tool| gave(tool) < most).collect();
         if tools.is_empty() { Ok(false) } else { self.step(&tools, true) }
     }
 
@@ -102,7 +104,8 @@ impl Calls<'_> {
     /// Makes a call, unless its result is there already: then the model has nothing new to ask for.
     fn call(&mut self, name: &str, arguments: &Value) -> Result<bool, Error> {
         self.made += 1;
-        if !self.params.repeat_calls && memory::has(name, arguments) {
+        let call = (name.to_owned(), arguments.clone());
+        if !self.params.repeat_calls && (self.failed.contains(&call) || memory::has(name, arguments)) {
             log::info(&format!("{name} is not called again with the same arguments"));
             return Ok(false);
         }
@@ -112,15 +115,15 @@ impl Calls<'_> {
         {
             return Err(error.clone());
         }
-        chat::append(
-            Role::Tool,
-            SegmentKind::ToolResult,
-            Retention::Keep,
-            &shown(&result, self.params.result_limit),
-        )?;
-        memory::add(name, arguments)?;
-        // A refused call may be tried again with other arguments.
-        self.last = result.is_ok().then(|| name.to_owned());
+        let text = shown(&result, self.params.result_limit);
+        chat::append(Role::Tool, SegmentKind::ToolResult, Retention::Keep, &text)?;
+        if result.is_ok() {
+            memory::add(name, arguments)?;
+            self.gave.push(call.0);
+        } else {
+            // It may be tried again with other arguments, and in another turn.
+            self.failed.push(call);
+        }
         Ok(true)
     }
 }
