@@ -5,7 +5,6 @@
 //! sums by token index modulo 16, which is the slot in the page, and merged in slot order. A few (row, head)
 //! pairs of one KV head are walked together so that K and V are converted once for all of them; the
 //! sums of a pair do not notice.
-#![expect(clippy::needless_range_loop, reason = "tiles are walked by index so that they stay in registers")]
 
 use std::cell::RefCell;
 

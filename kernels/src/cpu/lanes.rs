@@ -83,7 +83,9 @@ pub(crate) trait Lanes: Copy + Send + Sync + 'static {
     fn dot_signed(self, codes: Self::B, values: Self::B) -> Self::H;
     /// Zero in all lanes.
     fn zero_i16(self) -> Self::H;
-    /// `a + b`.
+    /// The low and the high i16 of `v` in all lanes.
+    fn splat_i16_pair(self, v: u32) -> Self::H;
+    /// `a + b`, wrapping around.
     fn add_i16(self, a: Self::H, b: Self::H) -> Self::H;
     /// `v`, computed before what follows: keeps the compiler from walking a tile row by row, which needs
     /// more registers than there are.
@@ -162,6 +164,7 @@ mod tests {
             let (codes, values) = (l.load_bytes(&self.codes), l.load_bytes(&self.values));
             let int = |h: L::H| l.to_f32(l.add_i32(l.splat_i32(-77), l.sum_pairs(h)));
             put(int(l.dot_signed(codes, values)));
+            put(int(l.add_i16(l.splat_i16_pair(0x8123_7fff), l.dot_signed(codes, values))));
             let low = l.low_nibbles(codes);
             let high = l.high_nibbles(codes);
             put(int(l.add_i16(l.dot_unsigned(low, values), l.dot_unsigned(high, values))));

@@ -231,6 +231,11 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn splat_i16_pair(self, v: u32) -> __m256i {
+        with_avx2!(_mm256_set1_epi32(v as i32))
+    }
+
+    #[inline(always)]
     fn add_i16(self, a: __m256i, b: __m256i) -> __m256i {
         with_avx2!(_mm256_add_epi16(a, b))
     }

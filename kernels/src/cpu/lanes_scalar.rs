@@ -172,6 +172,11 @@ impl Lanes for Scalar {
         [0; 16]
     }
 
+    #[inline(always)]
+    fn splat_i16_pair(self, v: u32) -> Self::H {
+        std::array::from_fn(|i| (v >> (16 * (i % 2))) as i16)
+    }
+
     #[inline(never)]
     fn add_i16(self, a: Self::H, b: Self::H) -> Self::H {
         std::array::from_fn(|i| a[i].wrapping_add(b[i]))

@@ -2,7 +2,6 @@
 //!
 //! A row's sum is one chain of fused multiply-adds in input order. Several groups and rows of `x` are
 //! walked together only to keep the multipliers busy.
-#![expect(clippy::needless_range_loop, reason = "tiles are walked by index so that they stay in registers")]
 
 use std::ops::Range;
 

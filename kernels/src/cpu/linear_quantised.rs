@@ -252,24 +252,20 @@ fn add_block<L: Lanes, P: Packing, B: Block<L>, const T: usize, const G: usize>(
     meta: &[u32],
     sums: &mut [[L::F; T]; G],
 ) {
-    let (subs, run) = (P::Scales::SUBS, P::Codes::RUN);
+    let (subs, run) = (P::Scales::SUBS, P::RUN);
     let (quads, meta) = (&quads[..STEPS * T], &meta[..(1 + subs) * T]);
     for sub in 0..subs {
-        let mut start = [l.splat_i32(0); T];
+        let mut start = [l.zero_i16(); T];
         if P::OFFSET != 0 {
             for t in 0..T {
-                start[t] = l.splat_i32(meta[(1 + sub) * T + t] as i32);
+                start[t] = l.splat_i16_pair(meta[(1 + sub) * T + t]);
             }
         }
-        let mut totals = [start; G];
         let (first, end) = (sub * STEPS / subs, (sub + 1) * STEPS / subs);
-        add_run::<L, P, B, T, G>(l, block, quads, first, &mut totals);
-        if run == (end - first) / 2 {
-            add_run::<L, P, B, T, G>(l, block, quads, first + run, &mut totals);
-        } else {
-            for j in (first + run..end).step_by(run) {
-                add_run::<L, P, B, T, G>(l, block, quads, j, &mut totals);
-            }
+        let mut totals = [[l.splat_i32(0); T]; G];
+        add_run::<L, P, B, T, G>(l, block, quads, first, start, &mut totals);
+        for next in (first + run..end).step_by(run) {
+            add_run::<L, P, B, T, G>(l, block, quads, next, [l.zero_i16(); T], &mut totals);
         }
         for g in 0..G {
             let scale = block.scale(l, g, sub);
@@ -289,17 +285,18 @@ fn add_block<L: Lanes, P: Packing, B: Block<L>, const T: usize, const G: usize>(
     }
 }
 
-/// Adds the products of the run of steps at `first`, as many as fit an i16 sum.
+/// Adds the products of the run of steps at `first`, as many as fit an i16 sum that begins at `start`.
 #[inline(always)]
 fn add_run<L: Lanes, P: Packing, B: Block<L>, const T: usize, const G: usize>(
     l: L,
     block: &B,
     quads: &[[u8; 4]],
     first: usize,
+    start: [L::H; T],
     totals: &mut [[L::I; T]; G],
 ) {
-    let mut pairs = [[l.zero_i16(); T]; G];
-    for j in first..first + P::Codes::RUN {
+    let mut pairs = [start; G];
+    for j in first..first + P::RUN {
         add_step::<L, P, B, T, G>(l, block, quads, j, &mut pairs);
     }
     for g in 0..G {

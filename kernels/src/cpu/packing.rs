@@ -45,8 +45,8 @@ pub(crate) trait Codes: Copy + Send + Sync + 'static {
     const BYTES: usize;
     /// Bit planes above the nibbles.
     const PLANES: usize;
-    /// Steps whose products fit an i16 sum: `RUN * 2 * max code * 127 < 2^15`.
-    const RUN: usize;
+    /// Largest code.
+    const MAX: i32;
     /// Whether a code is a signed byte.
     const SIGNED: bool;
     /// The steps of a block.
@@ -89,7 +89,7 @@ fn nibble_steps<L: Lanes>(l: L, bytes: &[u8]) -> [L::B; STEPS] {
 impl Codes for Bits4 {
     const BYTES: usize = 4 * STEP_BYTES;
     const PLANES: usize = 0;
-    const RUN: usize = 8;
+    const MAX: i32 = 15;
     const SIGNED: bool = false;
 
     #[inline(always)]
@@ -101,7 +101,7 @@ impl Codes for Bits4 {
 impl Codes for Bits5 {
     const BYTES: usize = 5 * STEP_BYTES;
     const PLANES: usize = 1;
-    const RUN: usize = 4;
+    const MAX: i32 = 31;
     const SIGNED: bool = false;
 
     #[inline(always)]
@@ -124,7 +124,7 @@ impl Codes for Bits5 {
 impl Codes for Bits6 {
     const BYTES: usize = 6 * STEP_BYTES;
     const PLANES: usize = 2;
-    const RUN: usize = 2;
+    const MAX: i32 = 63;
     const SIGNED: bool = false;
 
     #[inline(always)]
@@ -147,7 +147,7 @@ impl Codes for Bits6 {
 impl Codes for Bits8 {
     const BYTES: usize = 8 * STEP_BYTES;
     const PLANES: usize = 0;
-    const RUN: usize = 1;
+    const MAX: i32 = 128;
     const SIGNED: bool = true;
 
     #[inline(always)]
@@ -272,6 +272,19 @@ pub(crate) trait Packing: Copy + Send + Sync + 'static {
     type Scales: Scales;
     /// What is subtracted from a code of a symmetric format.
     const OFFSET: i32;
+    /// Steps of a part of the block whose products fit one i16 sum: two products a step, of at most
+    /// `MAX * 127` each. With an offset only the sum of `code - OFFSET` has to fit, because i16 sums wrap
+    /// around and start at minus `OFFSET` times the sum of the activations.
+    const RUN: usize = {
+        let largest = if Self::OFFSET == 0 { Self::Codes::MAX } else { Self::OFFSET };
+        let (fit, part) = (32_767 / (2 * 127 * largest), STEPS / Self::Scales::SUBS);
+        let mut run = part;
+        while run > fit as usize {
+            run /= 2;
+        }
+        assert!(Self::OFFSET == 0 || run == part, "a symmetric format needs one run");
+        run
+    };
     /// Sizes for code that does not compute.
     const LAYOUT: Layout = Layout {
         code_bytes: Self::Codes::BYTES,

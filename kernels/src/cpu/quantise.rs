@@ -25,7 +25,8 @@ const ROUND: f32 = 12_582_912.0;
 pub(crate) enum Sums {
     /// f32 bits of `scale * sum of codes`, for minima.
     Scaled,
-    /// `-offset * sum of codes` as i32, for each of `parts` parts of the block.
+    /// `-offset` times sums of codes, for each of `parts` parts of the block: the first two inputs of every step
+    /// in the low i16, the last two in the high one.
     Offset {
         /// The offset of the codes.
         offset: i32,
@@ -143,29 +144,43 @@ pub(crate) struct QuantiseTile<'a> {
     pub(crate) meta: &'a Disjoint<'a, u32>,
 }
 
-/// Codes, scale and the sums of both halves of 32 values.
+/// One block: codes, scale, and for each half the sums of codes over the first two and the last two inputs of
+/// its steps.
+struct Quantised {
+    codes: [u8; BLOCK],
+    scale: f32,
+    sums: [[i32; 2]; 2],
+}
+
 #[inline(always)]
-pub(crate) fn quantise_block(values: &[f32; BLOCK]) -> ([u8; BLOCK], f32, [i32; 2]) {
+fn quantise_block(values: &[f32; BLOCK]) -> Quantised {
     // As integers the magnitudes keep their order, and NaN is above infinity.
     let largest = values.iter().fold(0u32, |largest, v| largest.max(v.to_bits() & 0x7fff_ffff));
     let amax = f32::from_bits(largest);
+    let mut out = Quantised { codes: [0; BLOCK], scale: 0.0, sums: [[0; 2]; 2] };
     if !amax.is_finite() {
-        return ([0; BLOCK], f32::NAN, [0; 2]);
+        out.scale = f32::NAN;
+        return out;
     }
     if amax < TINY {
-        return ([0; BLOCK], 0.0, [0; 2]);
+        return out;
     }
+    out.scale = amax / 127.0;
     let inverse = 127.0 / amax;
-    let (mut codes, mut sums) = ([0; BLOCK], [0; 2]);
-    for half in 0..2 {
-        for i in half * (BLOCK / 2)..(half + 1) * (BLOCK / 2) {
-            let shifted = values[i].mul_add(inverse, ROUND);
-            let code = shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
-            codes[i] = code as u8;
-            sums[half] += code;
+    let parts = values.as_chunks::<16>().0.iter().zip(out.codes.as_chunks_mut::<16>().0).zip(&mut out.sums);
+    for ((values, codes), sums) in parts {
+        let mut columns = [0; 4];
+        for (values, codes) in values.as_chunks::<4>().0.iter().zip(codes.as_chunks_mut::<4>().0) {
+            for ((value, byte), column) in values.iter().zip(codes).zip(&mut columns) {
+                let shifted = value.mul_add(inverse, ROUND);
+                let code = shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
+                *byte = code as u8;
+                *column += code;
+            }
         }
+        *sums = [columns[0] + columns[1], columns[2] + columns[3]];
     }
-    (codes, amax / 127.0, sums)
+    out
 }
 
 impl Kernel for QuantiseTile<'_> {
@@ -195,21 +210,27 @@ impl QuantiseTile<'_> {
         for row in 0..self.tile.rows {
             let at = (self.tile.first + row) * cols + block * BLOCK;
             let Some(values) = self.x.get(at..).and_then(|rest| rest.first_chunk()) else { return };
-            let (bytes, scale, sums) = quantise_block(values);
+            let Quantised { codes: bytes, scale, sums: [low, high] } = quantise_block(values);
             for (step, quad) in bytes.as_chunks::<4>().0.iter().enumerate() {
                 codes[step * width + row] = *quad;
             }
             meta[row] = scale.to_bits();
+            let both = [low[0] + high[0], low[1] + high[1]];
             match self.sums {
-                Sums::Scaled => meta[width + row] = (scale * (sums[0] + sums[1]) as f32).to_bits(),
-                Sums::Offset { offset, parts: 1 } => {
-                    meta[width + row] = (-offset * (sums[0] + sums[1])) as u32;
-                }
+                Sums::Scaled => meta[width + row] = (scale * (both[0] + both[1]) as f32).to_bits(),
+                Sums::Offset { offset, parts: 1 } => meta[width + row] = offset_word(offset, both),
                 Sums::Offset { offset, .. } => {
-                    meta[width + row] = (-offset * sums[0]) as u32;
-                    meta[2 * width + row] = (-offset * sums[1]) as u32;
+                    meta[width + row] = offset_word(offset, low);
+                    meta[2 * width + row] = offset_word(offset, high);
                 }
             }
         }
     }
+}
+
+/// Two i16 of `-offset * sum`; the packing's run length keeps them in range.
+#[inline(always)]
+fn offset_word(offset: i32, sums: [i32; 2]) -> u32 {
+    let [low, high] = sums.map(|sum| (-offset * sum) as u32);
+    (low & 0xffff) | (high << 16)
 }
