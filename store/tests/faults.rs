@@ -339,7 +339,12 @@ fn a_failing_probe_is_a_doubt_and_a_hanging_one_is_ended() {
     let dir = tempfile::tempdir().unwrap();
     let probing = |command: &[&str]| StoreOptions {
         probe: Some(command.iter().map(Into::into).collect()),
-        probe_timeout: Duration::from_millis(200),
+        // Long for those that end, short for the one that does not.
+        probe_timeout: if command[0] == "sleep" {
+            Duration::from_millis(100)
+        } else {
+            Duration::from_secs(60)
+        },
         ..options(MetaKind::Sled)
     };
     let store = Store::open(dir.path(), probing(&["false"])).unwrap();
