@@ -235,3 +235,37 @@ fn activations_that_are_not_finite_poison_their_row_alone() {
         }
     }
 }
+
+#[test]
+fn i1_sums_hold_at_the_ends_of_their_range() {
+    // Codes all at one end and activations all at +-127: the largest sums there are.
+    for format in TensorType::ALL.into_iter().filter(|format| format.is_quantised()) {
+        let (rows, cols) = (9, 2 * format.block_size());
+        for fill in [0x00u8, 0xff, 0x80] {
+            let mut bytes = weights(&mut Random::new(6), format, rows, cols);
+            let scales = match format {
+                TensorType::Q6_K => 208..210,
+                TensorType::Q4_1 | TensorType::Q5_1 => 0..4,
+                TensorType::Q4_K | TensorType::Q5_K => 0..16,
+                _ => 0..2,
+            };
+            for block in bytes.chunks_exact_mut(format.block_bytes()) {
+                let keep = block[scales.clone()].to_vec();
+                block.fill(fill);
+                block[scales.clone()].copy_from_slice(&keep);
+            }
+            let x: Vec<f32> =
+                (0..3 * cols).map(|i| [0.5, -0.5, if i % 4 < 2 { 0.5 } else { -0.5 }][i / cols]).collect();
+            let case = Case { spec: spec(format, rows, cols), bias: vec![0.0; rows], x, bytes };
+            let got = case.run(&backend(2, best_isa()), 0, 3);
+            assert_eq!(bits(&case.run(&backend(1, Isa::Scalar), 0, 3)), bits(&got));
+            let values = reference::dequantise("t", format, &case.bytes).unwrap();
+            let want = reference::linear(&case.x, &values, None, cols);
+            for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                let row = &values[i % rows * cols..][..cols];
+                let bound = row.iter().map(|v| f64::from(v.abs())).sum::<f64>() * 1e-6 + 1e-5;
+                assert!((f64::from(*got) - want).abs() <= bound, "{format} {fill:x} {i}: {got} {want}");
+            }
+        }
+    }
+}

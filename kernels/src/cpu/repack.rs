@@ -103,19 +103,33 @@ fn place(lane: usize, k: usize) -> (usize, usize) {
     (k / 4, lane * 4 + k % 4)
 }
 
+/// Writes the 32 codes of one lane to a zeroed block, four codes (a step of a lane) at a time.
 fn put_codes(layout: &Layout, block: &mut [u8], lane: usize, codes: &[u8]) {
-    for (k, &code) in codes.iter().enumerate() {
-        let (step, byte) = place(lane, k);
-        if layout.signed {
-            block[step * STEP_BYTES + byte] = code;
-            continue;
+    const NIBBLES: u32 = 0x0f0f_0f0f;
+    let (words, at) = (codes.as_chunks::<4>().0, lane * 4);
+    if layout.signed {
+        for (step, word) in block.chunks_exact_mut(STEP_BYTES).zip(words) {
+            step[at..at + 4].copy_from_slice(word);
         }
-        block[(step % 4) * STEP_BYTES + byte] |= (code & 15) << (4 * (step / 4));
-        match layout.planes {
-            1 => block[4 * STEP_BYTES + byte] |= (code >> 4) << step,
-            2 => block[(4 + step / 4) * STEP_BYTES + byte] |= (code >> 4) << (2 * (step % 4)),
-            _ => {}
+        return;
+    }
+    let (nibbles, planes) = block.split_at_mut(4 * STEP_BYTES);
+    let (first, second) = words.split_at(4);
+    let mut high = [0u32; 2];
+    for (j, step) in nibbles.chunks_exact_mut(STEP_BYTES).enumerate() {
+        let (low, up) = (u32::from_le_bytes(first[j]), u32::from_le_bytes(second[j]));
+        let word = (low & NIBBLES) | ((up & NIBBLES) << 4);
+        step[at..at + 4].copy_from_slice(&word.to_le_bytes());
+        let (low, up) = ((low >> 4) & NIBBLES, (up >> 4) & NIBBLES);
+        if layout.planes == 1 {
+            high[0] |= (low << j) | (up << (j + 4));
+        } else {
+            high[0] |= low << (2 * j);
+            high[1] |= up << (2 * j);
         }
+    }
+    for (plane, high) in planes.chunks_exact_mut(STEP_BYTES).zip(high) {
+        plane[at..at + 4].copy_from_slice(&high.to_le_bytes());
     }
 }
 
