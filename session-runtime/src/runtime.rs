@@ -465,7 +465,10 @@ impl Runtime {
 fn open_store(config: &Config) -> Result<Store, Error> {
     let options = StoreOptions {
         cell_quota_bytes: config.disk_quota_bytes,
-        probe: config.probe.clone(),
+        probe: config.probe.clone().map(|mut command| {
+            command.push(config.data_dir.clone().into_os_string());
+            command
+        }),
         ..StoreOptions::default()
     };
     let store = Store::open(&config.data_dir, options).map_err(|error| {

@@ -254,6 +254,7 @@ impl context::Host for AgentState {
         let told = json!({ "state": kv.state, "tokens": kv.tokens, "resident": kv.resident_tokens });
         let told = record(scope, "context.status", told).await?;
         let context_length = convert::count(scope.context_length());
+        self.meter.returned();
         let field = |name: &str| convert::count(told[name].as_u64().unwrap_or(0));
         let state = KvState::deserialize(&told["state"]).map_err(|error| stop(error.into()))?;
         Ok(context::KvStatus {
@@ -269,6 +270,7 @@ impl context::Host for AgentState {
         let report = serde_json::to_value(scope.kv().await.map_err(stop)?.last_restore)
             .map_err(|error| stop(error.into()))?;
         let told = record(scope, "context.last-restore", report).await?;
+        self.meter.returned();
         let report: Option<RestoreReport> =
             serde_json::from_value(told).map_err(|error| stop(error.into()))?;
         Ok(report.as_ref().map(convert::restore_report))
@@ -300,6 +302,7 @@ impl segments::Host for AgentState {
             .collect();
         let facts = serde_json::to_value(facts).map_err(|error| stop(error.into()))?;
         let told = record(scope, "segments.list-segments", facts).await?;
+        self.meter.returned();
         let facts: Vec<SegmentFacts> = serde_json::from_value(told).map_err(|error| stop(error.into()))?;
         let info = |facts: SegmentFacts| segments::Info {
             id: facts.id,
@@ -319,6 +322,7 @@ impl segments::Host for AgentState {
         let scope = self.enter()?;
         let result = scope.set_retention(&id, convert::retention(retention)).await;
         let cancelled = scope.is_cancelled();
+        self.meter.returned();
         result.map_or_else(|error| give(error, cancelled).map(Err), |()| Ok(Ok(())))
     }
 }
@@ -349,6 +353,7 @@ impl tools::Host for AgentState {
         }
         let digest = json!({ "digest": hasher.finalize().to_hex().to_string() });
         scope.record("tools.list-tools", &digest, async || Ok(Value::Null)).await.map_err(stop)?;
+        self.meter.returned();
         Ok(list)
     }
 
@@ -433,11 +438,14 @@ impl state::Host for AgentState {
         let scope = self.enter()?;
         let result = scope.state_set(&key, &value).await;
         let cancelled = scope.is_cancelled();
+        self.meter.returned();
         result.map_or_else(|error| give(error, cancelled).map(Err), |()| Ok(Ok(())))
     }
 
     async fn delete(&mut self, key: String) -> wasmtime::Result<()> {
-        self.enter()?.state_delete(&key).await.map_err(stop)
+        self.enter()?.state_delete(&key).await.map_err(stop)?;
+        self.meter.returned();
+        Ok(())
     }
 }
 
@@ -445,6 +453,7 @@ impl clock::Host for AgentState {
     async fn now_ms(&mut self) -> wasmtime::Result<u64> {
         let scope = self.enter()?;
         let told = record(scope, "clock.now-ms", now_ms().into()).await?;
+        self.meter.returned();
         told.as_u64().ok_or_else(|| stop(Error::internal("the journal holds no time for clock.now-ms")))
     }
 }
@@ -458,6 +467,7 @@ impl random::Host for AgentState {
         let mut bytes = [0; 8];
         bytes.copy_from_slice(&digest.as_bytes()[..8]);
         let told = record(scope, "random.get-u64", u64::from_le_bytes(bytes).into()).await?;
+        self.meter.returned();
         told.as_u64().ok_or_else(|| stop(Error::internal("the journal holds no number for random.get-u64")))
     }
 }
@@ -473,6 +483,7 @@ impl log::Host for AgentState {
             log::Level::Error => "error",
         };
         self.scope.log(level, &line).await;
+        self.meter.returned();
         Ok(())
     }
 }

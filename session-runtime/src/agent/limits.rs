@@ -1,5 +1,7 @@
 //! What guests may use, and the meter that holds one store to it. Knows no session and no host function.
 
+use std::time::{Duration, Instant};
+
 use serde::{Deserialize, Serialize};
 use wasmtime::ResourceLimiter;
 
@@ -139,7 +141,9 @@ pub(super) struct Meter {
     host_calls: u64,
     used_memory: u64,
     used_elements: u64,
-    used_ticks: u64,
+    used_time: Duration,
+    /// Since when the guest computes, as far as is known.
+    since: Instant,
     used_calls: u64,
     cancelled_ticks: u64,
     log_bytes_left: u64,
@@ -156,7 +160,8 @@ impl Meter {
             host_calls: limits.host_calls,
             used_memory: 0,
             used_elements: 0,
-            used_ticks: 0,
+            used_time: Duration::ZERO,
+            since: Instant::now(),
             used_calls: 0,
             cancelled_ticks: 0,
             log_bytes_left: limits.log_bytes,
@@ -164,17 +169,40 @@ impl Meter {
         }
     }
 
-    /// One slice of guest CPU has passed. Called by the epoch callback only, so time spent in the host
-    /// is not counted.
+    /// The epoch clock found the guest computing.
     pub(super) fn tick(&mut self, cancelled: bool) -> Result<(), Stop> {
-        self.used_ticks += 1;
         if cancelled {
             self.cancelled_ticks += 1;
             if self.cancelled_ticks > CANCEL_GRACE_TICKS {
                 return Err(Stop::Cancelled);
             }
         }
-        if self.used_ticks > self.deadline_ms.div_ceil(TICK_MS) {
+        let elapsed = self.since.elapsed();
+        self.returned();
+        self.charge(elapsed)
+    }
+
+    /// The guest enters a host function.
+    pub(super) fn host_call(&mut self) -> Result<(), Stop> {
+        self.used_calls += 1;
+        if self.used_calls > self.host_calls {
+            return Err(Stop::HostCalls(self.host_calls));
+        }
+        let elapsed = self.since.elapsed();
+        self.returned();
+        self.charge(elapsed)
+    }
+
+    /// A host function that took its time returns: none of it was the guest's.
+    pub(super) fn returned(&mut self) {
+        self.since = Instant::now();
+    }
+
+    /// Adds time in which the guest computed. It computes for a tick at most before it lets others run, so
+    /// what is beyond a tick was theirs.
+    fn charge(&mut self, elapsed: Duration) -> Result<(), Stop> {
+        self.used_time += elapsed.min(Duration::from_millis(TICK_MS));
+        if self.used_time > Duration::from_millis(self.deadline_ms) {
             return Err(Stop::Cpu(self.deadline_ms));
         }
         Ok(())
@@ -182,13 +210,8 @@ impl Meter {
 
     /// A new stretch of CPU begins.
     pub(super) fn rest(&mut self) {
-        self.used_ticks = 0;
-    }
-
-    /// Counts a host call.
-    pub(super) fn host_call(&mut self) -> Result<(), Stop> {
-        self.used_calls += 1;
-        if self.used_calls > self.host_calls { Err(Stop::HostCalls(self.host_calls)) } else { Ok(()) }
+        self.used_time = Duration::ZERO;
+        self.returned();
     }
 
     /// The part of a log line that may still be written; `None` when the guest has logged enough.
@@ -309,16 +332,18 @@ mod tests {
     }
 
     #[test]
-    fn cpu_is_counted_per_stretch() {
-        let limits = GuestLimits { deadline_ms: 3 * TICK_MS, ..Default::default() };
+    fn i8_cpu_is_counted_per_stretch_and_never_more_than_a_tick_at_once() {
+        let limits = GuestLimits { deadline_ms: 30, ..Default::default() };
         let mut meter = Meter::new(&limits);
-        for _ in 0..3 {
-            meter.tick(false).unwrap();
+        let ms = Duration::from_millis;
+        for elapsed in [ms(10), ms(4), ms(5000), ms(6)] {
+            meter.charge(elapsed).unwrap();
         }
+        assert!(matches!(meter.charge(ms(1)), Err(Stop::Cpu(30))));
         meter.rest();
         for _ in 0..3 {
-            meter.tick(false).unwrap();
+            meter.charge(ms(10)).unwrap();
         }
-        assert!(matches!(meter.tick(false), Err(Stop::Cpu(30))));
+        assert!(matches!(meter.charge(ms(10)), Err(Stop::Cpu(30))));
     }
 }

@@ -104,6 +104,7 @@ impl clock::Host for ToolState {
             return Ok(Err(guest_error(tool_failure("limit", "deadline", message))));
         }
         tokio::time::sleep(duration).await;
+        self.meter.returned();
         Ok(Ok(()))
     }
 }
@@ -140,7 +141,7 @@ impl files::Host for ToolState {
     ) -> wasmtime::Result<Result<Vec<files::Entry>, types::Error>> {
         self.enter()?;
         let policy = Arc::clone(self.cx.policy());
-        blocking(move || {
+        let listed = blocking(move || {
             let entries = policy.list(&grant, &path)?;
             let entry = |entry: super::policy::DirectoryEntry| files::Entry {
                 name: entry.name,
@@ -149,7 +150,9 @@ impl files::Host for ToolState {
             };
             Ok(entries.into_iter().map(entry).collect())
         })
-        .await
+        .await;
+        self.meter.returned();
+        listed
     }
 
     async fn read(
@@ -161,6 +164,8 @@ impl files::Host for ToolState {
     ) -> wasmtime::Result<Result<Vec<u8>, types::Error>> {
         self.enter()?;
         let policy = Arc::clone(self.cx.policy());
-        blocking(move || policy.read(&grant, &path, offset, u64::from(length))).await
+        let read = blocking(move || policy.read(&grant, &path, offset, u64::from(length))).await;
+        self.meter.returned();
+        read
     }
 }

@@ -1,10 +1,22 @@
 //! Measured costs: seconds of compute per (token, layer), bandwidth and latency of a tier.
 //!
-//! Nothing is assumed for long: the first steps and the first transfers replace the starting values.
+//! Nothing is assumed for long: the first steps and the first transfers replace the starting values, and
+//! what was measured is kept for the next start.
+
+use serde::{Deserialize, Serialize};
+
+/// Both costs of one machine, model and tier.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Costs {
+    /// Of computing.
+    pub compute: ComputeCost,
+    /// Of loading.
+    pub load: LoadCost,
+}
 
 /// Seconds of a step over `rows` rows in `layers` layers at a mean context of `context` tokens:
 /// `rows * layers * (base + slope * context)`, fitted by least squares with exponential forgetting.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ComputeCost {
     /// Sums of the normal equations: weights of (1, 1), (1, context), (context, context), and right sides.
     normal: [f64; 5],
@@ -63,7 +75,7 @@ impl ComputeCost {
 }
 
 /// Seconds to load cells from a tier: `latency * requests + bytes / bandwidth`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LoadCost {
     latency: f64,
     bytes_per_second: f64,

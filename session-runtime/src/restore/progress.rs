@@ -127,16 +127,20 @@ impl Progress {
         let Some(front) = self.chunks.iter().position(|chunk| !self.complete(chunk)) else {
             return Action::Done;
         };
-        if self.should_take_over(front, outlook) {
-            self.chunks[front].cut = self.layers;
-            self.chunks[front].computed = false;
-            if self.chunks[front].load == Load::Unasked {
-                self.chunks[front].load = Load::Ended;
+        let overtaken = self.overtaken(front, outlook);
+        for chunk in &mut self.chunks[front..front + overtaken] {
+            chunk.cut = self.layers;
+            chunk.computed = false;
+            if chunk.load == Load::Unasked {
+                chunk.load = Load::Ended;
             }
-            self.report.refuse("slow", u64::from(self.layers));
-            return Action::Compute { chunk: front, chunks: 1, layers: self.layers };
         }
-        Action::Wait
+        if overtaken == 0 {
+            return Action::Wait;
+        }
+        self.report.refuse("slow", overtaken as u64 * u64::from(self.layers));
+        let chunks = overtaken.min(chunks_max);
+        Action::Compute { chunk: front, chunks, layers: self.layers }
     }
 
     /// Compute the plan asks for, whose inputs are on the device.
@@ -154,13 +158,29 @@ impl Progress {
         Some(Action::Compute { chunk, chunks, layers })
     }
 
-    fn should_take_over(&self, front: usize, outlook: &Outlook<'_>) -> bool {
-        if self.forced || self.chunks[front].cut == self.layers {
-            return false;
+    /// How many chunks from `front` on are recomputed sooner than the tier would bring what is left: the
+    /// meeting point again, with what the restore has shown of the tier so far.
+    fn overtaken(&self, front: usize, outlook: &Outlook<'_>) -> usize {
+        if self.forced {
+            return 0;
         }
-        let (cells, bytes) = self.to_load();
-        let load = (outlook.load)(cells, bytes).max(outlook.stalled);
-        load > (outlook.compute_chunk)(front)
+        let (mut cells, mut bytes) = self.to_load();
+        let mut compute = 0.0;
+        let mut count = 0;
+        for (index, chunk) in self.chunks.iter().enumerate().skip(front) {
+            if self.complete(chunk) || chunk.cut == self.layers {
+                break;
+            }
+            compute += (outlook.compute_chunk)(index);
+            if compute >= (outlook.load)(cells, bytes).max(outlook.stalled) {
+                break;
+            }
+            let left = (self.layers - chunk.cut) as usize;
+            cells -= left;
+            bytes -= left * chunk.tokens * self.token_bytes;
+            count += 1;
+        }
+        count
     }
 
     /// Whether a chunk's cells are still wanted when they arrive.

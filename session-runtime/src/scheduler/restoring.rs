@@ -57,7 +57,7 @@ impl<B: Backend> Worker<B> {
             })
             .collect();
         let token_bytes = self.engine.cell_bytes(1);
-        let planned = plan(mode, &facts, layers as u32, token_bytes, &self.compute, &self.load);
+        let planned = plan(mode, &facts, layers as u32, token_bytes, &self.costs.compute, &self.costs.load);
         let mut progress = Progress::new(&chunks, &planned.cuts, layers as u32, token_bytes, mode);
         progress.report.predicted_ms = planned.seconds * 1e3;
         progress.report.predicted_recompute_ms = planned.recompute_seconds * 1e3;
@@ -131,7 +131,7 @@ impl<B: Backend> Worker<B> {
         let layers = self.engine.config().layers;
         let chunks_max = (self.engine.step_rows() / CHUNK_TOKENS).max(1);
         loop {
-            let (compute, load) = (&self.compute, &self.load);
+            let (compute, load) = (&self.costs.compute, &self.costs.load);
             let outlook = Outlook {
                 compute_chunk: &|index| {
                     let chunk = &run.chunks[index];
@@ -178,7 +178,7 @@ impl<B: Backend> Worker<B> {
         };
         self.engine.forward(&[piece], layers, &mut self.logits)?;
         let seconds = begun.elapsed().as_secs_f64();
-        self.compute.observe(rows, layers, start as f64 + rows as f64 / 2.0, seconds);
+        self.costs.compute.observe(rows, layers, start as f64 + rows as f64 / 2.0, seconds);
         self.tokens_computed += rows as u64;
         Ok(seconds)
     }
@@ -198,7 +198,7 @@ impl<B: Backend> Worker<B> {
         });
         let Some((session, run)) = job else { return };
         let bytes: usize = cells.iter().flatten().map(Vec::len).sum();
-        self.load.observe(bytes, seconds);
+        self.costs.load.observe(bytes, seconds);
         run.last_arrival = Instant::now();
         let mut refused = Vec::new();
         if run.progress.wants(index)

@@ -170,7 +170,7 @@ impl<B: Backend> Worker<B> {
             .filter_map(|share| Some((self.sequences.get(&share.session)?.computed, share.rows)))
             .map(|(computed, rows)| (computed as f64 + rows as f64 / 2.0) * rows as f64)
             .sum();
-        self.compute.observe(rows, self.engine.config().layers, context / rows as f64, seconds);
+        self.costs.compute.observe(rows, self.engine.config().layers, context / rows as f64, seconds);
         self.tokens_computed += rows as u64;
     }
 

@@ -14,10 +14,15 @@ use crate::error::Error;
 use crate::kv::chunk::{Chunk, ChunkId, cell_id};
 use crate::kv::contract::Digest;
 
+/// Key of the measured costs in the metadata.
+const COSTS_KEY: &[u8] = b"measured-costs";
+
 /// A request to the tier.
 pub(super) enum TierRequest {
     /// Save every layer of a chunk.
     Save { session: Arc<str>, chunk: Chunk, cells: Vec<Vec<u8>> },
+    /// Keep measured costs for the next start.
+    Remember { costs: Vec<u8> },
     /// Load the cells of a chunk from `first_layer` up.
     Load { restore: u64, index: usize, chunk: ChunkId, first_layer: u32, layers: u32, cancel: CancelFlag },
 }
@@ -54,6 +59,11 @@ impl Tier {
             .spawn(move || serve(&serving, &contract, &inbox, &stopped, &answer))
             .map_err(Error::internal)?;
         Ok(Self { store, requests: Some(requests), thread: Some(thread), stop })
+    }
+
+    /// Costs that an earlier process measured.
+    pub(super) fn costs(&self) -> Option<Vec<u8>> {
+        self.store.meta().get(COSTS_KEY).ok().flatten()
     }
 
     /// Whether the tier has a cell.
@@ -94,6 +104,11 @@ fn serve(
                 let bytes = cells.iter().map(|cell| cell.len() as u64).sum();
                 let outcome = save(store, contract, &chunk, &cells);
                 answer(TierAnswer::Saved { session, chunk, bytes, outcome });
+            }
+            TierRequest::Remember { costs } => {
+                if let Err(error) = store.meta().put(COSTS_KEY, &costs) {
+                    tracing::warn!(%error, "costs not kept");
+                }
             }
             TierRequest::Load { restore, index, chunk, first_layer, layers, cancel } => {
                 let begun = Instant::now();

@@ -14,7 +14,7 @@ use super::generation::{Generation, GenerationRequest};
 use super::restoring::RestoreRun;
 use super::saving::Saver;
 use super::sequence::Sequence;
-use super::tier::{Tier, TierAnswer};
+use super::tier::{Tier, TierAnswer, TierRequest};
 use super::{Command, DeviceView, GenerationEvent, KvObserver, Message, Reply, SchedulerOptions};
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
@@ -22,7 +22,7 @@ use crate::kv::contract::{Contract, Digest};
 use crate::kv::pool::PagePool;
 use crate::kv::state::{KvEvent, KvState};
 use crate::kv::table::BlockTable;
-use crate::restore::cost::{ComputeCost, LoadCost};
+use crate::restore::cost::Costs;
 use crate::restore::plan::RestoreMode;
 use crate::restore::report::RestoreReport;
 use crate::session::spec::Finish;
@@ -31,6 +31,8 @@ use crate::session::view::{KvTransition, KvView};
 /// How often idle sessions are looked at, and the longest sleep while a restore waits for its tier.
 const TICK: Duration = Duration::from_millis(200);
 const RESTORE_POLL: Duration = Duration::from_millis(2);
+/// Least time between two writes of the measured costs.
+const COSTS_KEPT_EVERY: Duration = Duration::from_secs(2);
 
 /// What a job is for.
 pub(super) enum Purpose {
@@ -82,8 +84,8 @@ pub(super) struct Worker<B: Backend> {
     /// Oldest first: the order of admission, and the reverse of the order of stepping back.
     pub jobs: VecDeque<Job>,
     pub saver: Saver,
-    pub compute: ComputeCost,
-    pub load: LoadCost,
+    pub costs: Costs,
+    costs_kept: Instant,
     pub logits: Vec<f32>,
     pub next_restore: u64,
     pub settling: Vec<Reply<()>>,
@@ -105,6 +107,7 @@ impl<B: Backend> Worker<B> {
         stopping: Arc<AtomicBool>,
     ) -> Self {
         let pool = PagePool::new(engine.pool_spec().pages);
+        let kept = tier.costs().and_then(|bytes| serde_json::from_slice(&bytes).ok());
         Self {
             contract_digest: contract.digest(),
             engine,
@@ -117,8 +120,8 @@ impl<B: Backend> Worker<B> {
             sequences: HashMap::new(),
             jobs: VecDeque::new(),
             saver: Saver::default(),
-            compute: ComputeCost::default(),
-            load: LoadCost::default(),
+            costs: kept.unwrap_or_default(),
+            costs_kept: Instant::now(),
             logits: Vec::new(),
             next_restore: 0,
             settling: Vec::new(),
@@ -389,6 +392,18 @@ impl<B: Backend> Worker<B> {
         }
         if self.options.save_when_idle {
             self.saver.enqueue(session);
+        }
+        self.keep_costs();
+    }
+
+    /// Keeps the measured costs for the next start, now and then.
+    fn keep_costs(&mut self) {
+        if self.costs_kept.elapsed() < COSTS_KEPT_EVERY {
+            return;
+        }
+        self.costs_kept = Instant::now();
+        if let Ok(costs) = serde_json::to_vec(&self.costs) {
+            self.tier.ask(TierRequest::Remember { costs });
         }
     }
 

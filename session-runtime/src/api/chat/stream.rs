@@ -23,6 +23,8 @@ struct Writer {
     chunks: Chunks,
     /// What each segment of the turn holds.
     kinds: HashMap<String, SegmentKind>,
+    /// Why the last message ended.
+    last_finish: Option<Finish>,
     ready: VecDeque<Frame>,
     context: RequestContext,
     /// Ends an ephemeral session when the stream ends or its client leaves.
@@ -42,6 +44,7 @@ pub(super) fn respond(
         events: Box::pin(events),
         chunks,
         kinds: HashMap::new(),
+        last_finish: None,
         ready: VecDeque::from([role]),
         context,
         guard,
@@ -86,6 +89,10 @@ impl Writer {
                 }
             }
             "generation.tokens" => self.say(text("segment"), text("text")),
+            "generation.finished" => {
+                let finish = event.data.get("finish").cloned().unwrap_or_default();
+                self.last_finish = serde_json::from_value(finish).ok();
+            }
             "turn.finished" => self.finish(event),
             _ => {}
         }
@@ -110,9 +117,8 @@ impl Writer {
             self.fail(&super::turn_problem(status, error));
             return;
         }
-        let finish: Option<Finish> = serde_json::from_value(member("finish")).ok().flatten();
         let usage: Usage = serde_json::from_value(member("usage")).unwrap_or_default();
-        self.ready.push_back(frame(&self.chunks.finish(finish)));
+        self.ready.push_back(frame(&self.chunks.finish(self.last_finish)));
         self.ready.extend(self.chunks.usage(&usage).as_ref().map(frame));
         self.ready.push_back(Frame::default().data("[DONE]"));
         self.guard.finished();

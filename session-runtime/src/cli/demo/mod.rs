@@ -66,7 +66,8 @@ fn play(scenario: &Scenario) -> Outcome {
     for answer in &control.answers {
         print_line(format_args!("   > {}", timeline::short(answer)))?;
     }
-    let budget = (length as u64 + scenario::HEADROOM_TOKENS) * control.kv_bytes_per_token;
+    let budget_tokens = length as u64 + scenario::HEADROOM_TOKENS;
+    let budget = budget_tokens * control.kv_bytes_per_token;
     print_line(format_args!(
         "\n2. The same with a device budget of {:.1} MB, which holds A but not A and B, and a disk that loads A's \
          KV about as fast as it can be recomputed ({:.1} MB/s)",
@@ -90,7 +91,8 @@ fn play(scenario: &Scenario) -> Outcome {
         timeline.has("A", "tool.started", &[("tool", "wait")]) || timeline.has("A", "turn.finished", &[])
     })?;
     timeline.remark("A waits in a slow tool; B begins and needs the pages")?;
-    scenario.start(&server.client, "B", &scenario::b_prompt())?;
+    let left = budget_tokens.saturating_sub(timeline.tokens("A").len() as u64);
+    scenario.start(&server.client, "B", &scenario::b_prompt(left))?;
     timeline.follow_until(&server.client, &["A", "B"], |timeline| {
         timeline.has("A", "turn.finished", &[("turn", &first)]) && timeline.has("B", "turn.finished", &[])
     })?;

@@ -25,7 +25,7 @@ pub(super) const QUESTION: &str = "What did the trip cost in total? Search the f
                                    the total.";
 
 /// A's question after the server was killed.
-pub(super) const FOLLOW_UP: &str = "Which of the three amounts was the largest, and what was it for?";
+pub(super) const FOLLOW_UP: &str = "How much did the hotel cost?";
 
 /// Tokens of room in the device budget beyond A's own.
 pub(super) const HEADROOM_TOKENS: u64 = 96;
@@ -34,10 +34,13 @@ pub(super) const HEADROOM_TOKENS: u64 = 96;
 const PATIENCE: Duration = Duration::from_secs(170);
 const POLL: Duration = Duration::from_millis(120);
 
-/// B's prompt: long enough not to fit beside A.
-pub(super) fn b_prompt() -> String {
+/// Fewest tokens of one line of B's prompt.
+const LINE_TOKENS: u64 = 18;
+
+/// B's prompt: at least `tokens` tokens, so that B does not fit beside A.
+pub(super) fn b_prompt(tokens: u64) -> String {
     let places = ["harbour", "library", "station", "mill", "garden"];
-    let lines: String = (1..=16)
+    let lines: String = (1..=tokens.div_ceil(LINE_TOKENS) as usize)
         .map(|day| {
             let place = places[day % places.len()];
             format!("On day {day} the keeper of the {place} counted {} lamps and wrote it down. ", day * 3)
