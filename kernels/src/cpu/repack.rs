@@ -45,9 +45,9 @@ fn six_bit_pairs(raw: &[u8], out: &mut FileBlock) {
 }
 
 /// Takes one file block apart. `bytes` has the block size of `format`, which is quantised.
-fn unpack(format: TensorType, bytes: &[u8]) -> FileBlock {
-    let mut out =
-        FileBlock { codes: [0; 256], scale: half_at(bytes, 0), min: 0, scales: [0; 16], mins: [0; 8] };
+fn unpack(format: TensorType, bytes: &[u8], out: &mut FileBlock) {
+    (out.scale, out.min) = (half_at(bytes, 0), 0);
+    out.codes[..format.block_size()].fill(0);
     match format {
         TensorType::Q4_0 => nibbles(&bytes[2..18], &mut out.codes[..32]),
         TensorType::Q4_1 => {
@@ -68,7 +68,7 @@ fn unpack(format: TensorType, bytes: &[u8]) -> FileBlock {
         TensorType::Q8_0 => out.codes[..32].copy_from_slice(&bytes[2..34]),
         TensorType::Q4_K | TensorType::Q5_K => {
             out.min = half_at(bytes, 2) ^ SIGN;
-            six_bit_pairs(&bytes[4..16], &mut out);
+            six_bit_pairs(&bytes[4..16], out);
             let five = format == TensorType::Q5_K;
             let (high, low) =
                 if five { (&bytes[16..48], &bytes[48..176]) } else { (&bytes[..0], &bytes[16..144]) };
@@ -95,7 +95,6 @@ fn unpack(format: TensorType, bytes: &[u8]) -> FileBlock {
         }
         TensorType::F32 | TensorType::F16 | TensorType::BF16 => {}
     }
-    out
 }
 
 /// Where code `k` of `lane` lies in a block: its step, and its byte in the step.
@@ -179,11 +178,12 @@ pub(crate) fn pack_group(
     rows: &[&[u8]],
     out: &mut [u8],
 ) -> Option<usize> {
+    let mut file = FileBlock { codes: [0; 256], scale: 0, min: 0, scales: [0; 16], mins: [0; 8] };
     let mut bad = None;
     for (lane, row) in rows.iter().enumerate().take(GROUP_ROWS) {
         let blocks = row.chunks_exact(format.block_bytes());
         for (bytes, span) in blocks.zip(out.chunks_exact_mut(layout.span_bytes())) {
-            let file = unpack(format, bytes);
+            unpack(format, bytes, &mut file);
             if !(f16::from_bits(file.scale).is_finite() && f16::from_bits(file.min).is_finite()) {
                 bad = bad.or(Some(lane));
             }

@@ -8,6 +8,9 @@ use super::workers::{Disjoint, Workers};
 use crate::backend::RopePairing;
 use crate::error::KernelError;
 
+/// Most positions of a table.
+const MAX_POSITIONS: usize = 1 << 22;
+
 /// Cosines and sines per position: `dims / 2` of each.
 pub struct CpuRope {
     pub(super) dims: usize,
@@ -23,7 +26,10 @@ impl CpuRope {
         positions: usize,
     ) -> Result<Self, KernelError> {
         let refused = || KernelError::Size { what: "rope table".to_string(), rows: positions, cols: dims };
-        if dims == 0 || !dims.is_multiple_of(2) || positions == 0 || !(base.is_finite() && base > 0.0) {
+        if dims == 0 || !dims.is_multiple_of(2) || !(base.is_finite() && base > 0.0) {
+            return Err(refused());
+        }
+        if positions == 0 || positions > MAX_POSITIONS {
             return Err(refused());
         }
         let len = positions.checked_mul(dims).ok_or_else(refused)?;
