@@ -160,7 +160,9 @@ pub fn events(text: &str) -> Vec<Sent> {
     let pieces: Vec<Result<Vec<u8>, std::io::Error>> =
         text.as_bytes().chunks(7).map(|piece| Ok(piece.to_vec())).collect();
     let stream = futures::stream::iter(pieces).eventsource();
-    futures::executor::block_on(stream.collect::<Vec<_>>())
+    let tokio = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    tokio
+        .block_on(stream.collect::<Vec<_>>())
         .into_iter()
         .map(|event| event.unwrap())
         .map(|event| Sent { id: event.id, event: event.event, data: event.data })

@@ -111,11 +111,9 @@ async fn append(app: &App, session: &str, messages: &[Said]) -> Result<(), Probl
 fn turn_problem(status: Option<TurnStatus>, error: Option<TurnError>) -> Problem {
     match (status, error) {
         (_, Some(error)) => Problem::from_code(&error.code, &error.message),
-        (Some(TurnStatus::Cancelled), None) => Problem::new(
-            StatusCode::CONFLICT,
-            "cancelled",
-            "the turn was cancelled before it was complete",
-        ),
+        (Some(TurnStatus::Cancelled), None) => {
+            Problem::new(StatusCode::CONFLICT, "cancelled", "the turn was cancelled before it was complete")
+        }
         _ => Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the turn ended without an answer"),
     }
 }
