@@ -40,6 +40,8 @@ pub struct Params {
     /// Most calls of tools in one turn.
     #[schemars(range(min = 1, max = 32))]
     pub max_steps: u32,
+    /// Whether the tools that a message names are called before the model may answer. Small models forget steps.
+    pub named_first: bool,
     /// Most tokens of an answer.
     #[schemars(range(min = 1, max = 16_384))]
     pub max_tokens: u32,
@@ -53,8 +55,10 @@ pub struct Params {
     pub calls_per_tool: u32,
     /// Whether a call may be made again whose result is in the conversation.
     pub repeat_calls: bool,
-    /// Most tokens of a thought before the first call; 0 is no thought.
-    #[schemars(range(min = 0, max = 4_096))]
+    /// How the model's thought about the results begins; empty is no thought.
+    pub thought: String,
+    /// Most tokens of a thought.
+    #[schemars(range(min = 1, max = 4_096))]
     pub thought_tokens: u32,
     /// How long thoughts are kept; 0 drops them after the turn.
     pub reasoning_ttl_seconds: u64,
@@ -69,12 +73,14 @@ impl Default for Params {
             tool_policy: ToolPolicy::Auto,
             plan: Vec::new(),
             max_steps: 6,
+            named_first: true,
             max_tokens: 256,
             result_limit: 2_000,
             optional_arguments: false,
             calls_per_tool: 1,
             repeat_calls: false,
-            thought_tokens: 0,
+            thought: prompt::THOUGHT.to_owned(),
+            thought_tokens: 48,
             reasoning_ttl_seconds: 3_600,
             temperature: None,
         }
@@ -117,7 +123,7 @@ impl Params {
         within("calls_per_tool", self.calls_per_tool, 1, 32)?;
         within("max_tokens", self.max_tokens, 1, 16_384)?;
         within("result_limit", self.result_limit, 100, 100_000)?;
-        within("thought_tokens", self.thought_tokens, 0, 4_096)?;
+        within("thought_tokens", self.thought_tokens, 1, 4_096)?;
         match self.plan.iter().find(|name| !tools.iter().any(|tool| tool.name == **name)) {
             Some(name) => {
                 let message = format!("the plan names the tool {name}, which this session may not call");

@@ -18,9 +18,10 @@ const STEPS: &str = "For each step the user asks for, write one tool call: {\"na
 /// Says to answer after tools were called: otherwise the last result is taken for the answer.
 pub(crate) const ANSWER: &str = "Using the results above, answer my question in one sentence.";
 
-/// How a thought begins, and what it may be: one line of words.
-pub(crate) const THOUGHT: &str = "I have to ";
-pub(crate) const THOUGHT_FORM: &str = "[^{}<\\n]{1,200}";
+/// How a thought begins, and how it goes on: one sentence. The space is the model's own, because a text that ends
+/// in one is unlike any it has learnt from.
+pub(crate) const THOUGHT: &str = "So";
+pub(crate) const THOUGHT_FORM: &str = " [a-zA-Z']([^{}<.\\n]|\\.[0-9]){1,150}\\.";
 
 /// The system message: instructions, then the tools with the names of their arguments.
 pub(crate) fn system(params: &Params, tools: &[Info]) -> String {
@@ -37,6 +38,14 @@ pub(crate) fn system(params: &Params, tools: &[Info]) -> String {
     text.push_str("\n\n");
     text.push_str(STEPS);
     text
+}
+
+/// The tools a message names, as words of their own in upper or lower case.
+pub(crate) fn named<'a>(message: &str, tools: &'a [Info]) -> Vec<&'a str> {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
+    let words: Vec<&str> = message.split(|c| !is_part(c)).collect();
+    let in_message = |name: &&str| words.iter().any(|word| word.eq_ignore_ascii_case(name));
+    tools.iter().map(|tool| tool.name.as_str()).filter(in_message).collect()
 }
 
 /// The arguments of a tool in short: names, and what they hold.
@@ -73,6 +82,18 @@ fn kind(property: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tool_is_named_by_its_whole_name() {
+        let tool = |name: &str| Info {
+            name: name.to_owned(),
+            description: String::new(),
+            input_schema: "{}".to_owned(),
+        };
+        let tools = [tool("calculator"), tool("files"), tool("wait")];
+        assert_eq!(named("Search the Files, then WAIT.", &tools), ["files", "wait"]);
+        assert!(named("The waiter filed a profile.", &tools).is_empty());
+    }
 
     #[test]
     fn tools_are_listed_with_the_arguments_they_require() {

@@ -1,4 +1,4 @@
-//! The order of a turn: the user's message, a thought, calls of tools, the answer.
+//! The order of a turn: the user's message, calls of tools, a thought about their results, the answer.
 
 use serde_json::Value;
 use tools_sdk::agent::chat::{self, Constraint, Options, Retention, Role, SegmentKind};
@@ -19,10 +19,11 @@ pub(crate) fn run(message: &str, params: &Params) -> Result<(), Error> {
     let mut answer =
         Options { temperature: params.temperature, ..Options::new(SegmentKind::Answer, params.max_tokens) };
     if !tools.is_empty() {
-        think(params)?;
-        let mut calls = Calls { params, tools: &tools, made: 0, gave: Vec::new(), failed: Vec::new() };
+        let named = if params.named_first { prompt::named(message, &tools) } else { Vec::new() };
+        let mut calls = Calls { params, tools: &tools, named, made: 0, gave: Vec::new(), failed: Vec::new() };
         calls.run()?;
         if calls.made > 0 {
+            think(params)?;
             chat::append(Role::User, SegmentKind::System, Retention::Keep, prompt::ANSWER)?;
         }
         answer.constraint = Constraint::Regex(WORDS.to_owned());
@@ -32,9 +33,9 @@ pub(crate) fn run(message: &str, params: &Params) -> Result<(), Error> {
     Ok(())
 }
 
-/// A sentence about what is asked, kept for a while only.
+/// A sentence about the results, kept for a while only.
 fn think(params: &Params) -> Result<(), Error> {
-    if params.thought_tokens == 0 {
+    if params.thought.is_empty() {
         return Ok(());
     }
     let options = Options {
@@ -43,7 +44,7 @@ fn think(params: &Params) -> Result<(), Error> {
             seconds => Retention::Expire(seconds),
         },
         temperature: Some(0.0),
-        prefix: prompt::THOUGHT.to_owned(),
+        prefix: params.thought.clone(),
         constraint: Constraint::Regex(prompt::THOUGHT_FORM.to_owned()),
         ..Options::new(SegmentKind::Reasoning, params.thought_tokens)
     };
@@ -55,6 +56,8 @@ fn think(params: &Params) -> Result<(), Error> {
 struct Calls<'a> {
     params: &'a Params,
     tools: &'a [Info],
+    /// Tools the message names.
+    named: Vec<&'a str>,
     /// How many were asked for, also those that were not made.
     made: u32,
     /// Tools that gave a result, once for each.
@@ -80,12 +83,18 @@ impl Calls<'_> {
         Ok(())
     }
 
-    /// Lets the model choose; whether it may go on choosing.
+    /// Lets the model choose; whether it may go on choosing. First among the tools that the message names and that
+    /// have given nothing yet, then among all that may still be called, and then it may answer.
     fn choose(&mut self) -> Result<bool, Error> {
+        let gave = |tool: &Info| self.gave.iter().filter(|name| **name == tool.name).count();
+        let due = |tool: &&Info| self.named.contains(&tool.name.as_str()) && gave(tool) == 0;
+        let named: Vec<&Info> = self.tools.iter().filter(due).collect();
+        if !named.is_empty() {
+            return self.step(&named, false);
+        }
         let most = self.params.calls_per_tool as usize;
-        let gave = |tool: &&Info| self.gave.iter().filter(|name| **name == tool.name).count();
-        let tools: Vec<&Info> = self.tools.iter().filter(|tool| gave(tool) < most).collect();
-        if tools.is_empty() { Ok(false) } else { self.step(&tools, true) }
+        let rest: Vec<&Info> = self.tools.iter().filter(|tool| gave(tool) < most).collect();
+        if rest.is_empty() { Ok(false) } else { self.step(&rest, true) }
     }
 
     fn step(&mut self, tools: &[&Info], answer: bool) -> Result<bool, Error> {

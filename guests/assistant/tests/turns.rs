@@ -31,6 +31,9 @@ fn kinds(messages: &[Message]) -> Vec<SegmentKind> {
     messages.iter().map(|message| message.kind).collect()
 }
 
+/// The thought the model has about results, before it answers.
+const THOUGHT: &str = " it is done.";
+
 /// Starts the assistant and gives it one message.
 fn turn(host: &Host, text: &str) {
     host.start::<Assistant>().unwrap();
@@ -54,10 +57,13 @@ fn offered(messages: &[Message], index: usize) -> String {
 
 #[test]
 fn a_turn_calls_tools_and_answers() {
-    let host = host().reply(&add("2 + 3")).reply(WAIT).reply("It is 5.");
-    turn(&host, "Add 2 and 3.");
+    let host = host().reply(&add("2 + 3")).reply(WAIT).reply(THOUGHT).reply("It is 5.");
+    turn(&host, "What are 2 and 3 together?");
     let messages = host.messages();
-    assert_eq!(kinds(&messages), [System, User, ToolCall, ToolResult, ToolCall, ToolResult, System, Answer]);
+    assert_eq!(
+        kinds(&messages),
+        [System, User, ToolCall, ToolResult, ToolCall, ToolResult, Reasoning, System, Answer]
+    );
     assert_eq!((messages[3].role, messages[3].text.as_str()), (Role::Tool, "= 5"));
     assert_eq!(
         host.tool_calls(),
@@ -65,7 +71,7 @@ fn a_turn_calls_tools_and_answers() {
     );
     let offers: Vec<String> = [2, 4].into_iter().map(|index| offered(&messages, index)).collect();
     assert_eq!(offers, ["add wait answer", "wait answer"], "a tool that gave a result is not offered again");
-    assert!(matches!(messages[7].options.as_ref().unwrap().constraint, Constraint::Regex(_)));
+    assert!(matches!(messages[8].options.as_ref().unwrap().constraint, Constraint::Regex(_)));
 }
 
 #[test]
@@ -81,40 +87,54 @@ fn a_request_without_tools_is_only_answered() {
 
 #[test]
 fn a_given_plan_is_followed_without_asking_the_model() {
-    let host = host().params(r#"{"plan": ["wait", "add"]}"#).reply(WAIT).reply(&add("1 + 1")).reply("Done.");
-    turn(&host, "Wait.");
+    let host = host().params(r#"{"plan": ["wait", "add"], "thought": ""}"#);
+    let host = host.reply(WAIT).reply(&add("1 + 1")).reply("Done.");
+    turn(&host, "Go.");
     let messages = host.messages();
     assert_eq!((offered(&messages, 2), offered(&messages, 4)), ("wait".to_owned(), "add".to_owned()));
     assert_eq!(host.tool_calls().len(), 2);
+    assert!(!kinds(&messages).contains(&Reasoning));
 }
 
 #[test]
 fn a_call_whose_result_is_in_view_is_not_made_again() {
-    let host =
-        host().reply(&add("1 + 1")).reply(ANSWER).reply("It is 5.").reply(&add("1 + 1")).reply("Done.");
-    turn(&host, "Add.");
+    let silent = r#"{"thought": ""}"#;
+    let host = host().params(silent).reply(&add("1 + 1")).reply(ANSWER).reply("It is 5.");
+    let host = host.reply(&add("1 + 1")).reply("Done.");
+    turn(&host, "Go.");
     host.user_message::<Assistant>("And now?").unwrap();
     assert_eq!(host.tool_calls().len(), 1);
-    let failed = self::host().reply(&add("bad")).reply(&add("bad")).reply("It does not work.");
-    turn(&failed, "Add.");
+    let failed = self::host().params(silent).reply(&add("bad")).reply(&add("bad")).reply("It does not work.");
+    turn(&failed, "Go.");
     assert_eq!(failed.tool_calls().len(), 1);
-    let again = r#"{"repeat_calls": true, "calls_per_tool": 2}"#;
+    let again = r#"{"repeat_calls": true, "calls_per_tool": 2, "thought": ""}"#;
     let again = self::host().params(again).reply(WAIT).reply(WAIT).reply(ANSWER).reply("Done.");
-    turn(&again, "Wait twice.");
+    turn(&again, "Go twice.");
     assert_eq!(again.tool_calls().len(), 2);
 }
 
 #[test]
+fn tools_the_message_names_come_before_the_answer() {
+    let host = host().reply(WAIT).reply(ANSWER).reply(THOUGHT).reply("Done.");
+    turn(&host, "Please wait.");
+    let messages = host.messages();
+    assert_eq!((offered(&messages, 2), offered(&messages, 4)), ("wait".to_owned(), "add answer".to_owned()));
+    let free = self::host().params(r#"{"named_first": false}"#).reply(ANSWER).reply("Done.");
+    turn(&free, "Please wait.");
+    assert_eq!(offered(&free.messages(), 2), "add wait answer");
+}
+
+#[test]
 fn a_refused_call_is_shown_and_may_be_tried_again() {
-    let host = host().reply(&add("bad")).reply(&add("1 + 1")).reply(ANSWER).reply("Done.");
-    turn(&host, "Add.");
+    let host = host().reply(&add("bad")).reply(&add("1 + 1")).reply(ANSWER).reply(THOUGHT).reply("Done.");
+    turn(&host, "Go.");
     assert_eq!(host.tool_calls().len(), 2);
     assert!(host.messages().iter().any(|message| message.text == "Error: syntax: not a sum"));
 }
 
 #[test]
 fn calls_are_bounded_and_a_cut_off_call_is_not_made() {
-    let host = host().params(r#"{"max_steps": 1}"#).reply(WAIT).reply("Done.");
+    let host = host().params(r#"{"max_steps": 1}"#).reply(WAIT).reply(THOUGHT).reply("Done.");
     turn(&host, "Go.");
     assert_eq!(host.tool_calls().len(), 1);
     let cut = self::host().reply(r#"{"name": "add", "argu"#).reply("Done.");
@@ -125,16 +145,15 @@ fn calls_are_bounded_and_a_cut_off_call_is_not_made() {
 
 #[test]
 fn thoughts_are_kept_for_a_while() {
-    let host = host()
-        .params(r#"{"thought_tokens": 20, "reasoning_ttl_seconds": 60}"#)
-        .reply("wait.")
-        .reply(ANSWER)
-        .reply("Done.");
-    turn(&host, "Go.");
-    let messages = host.messages();
-    assert_eq!(kinds(&messages), [System, User, Reasoning, ToolCall, Answer]);
-    assert_eq!(messages[2].text, "I have to wait.");
-    assert_eq!(messages[2].options.as_ref().unwrap().retention, Retention::Expire(60));
+    for (ttl, retention) in [(60, Retention::Expire(60)), (0, Retention::DropAfterTurn)] {
+        let params = format!(r#"{{"thought": "Well,", "reasoning_ttl_seconds": {ttl}}}"#);
+        let host = host().params(&params).reply(WAIT).reply(ANSWER).reply(" it is done.").reply("Done.");
+        turn(&host, "Go.");
+        let messages = host.messages();
+        let thought = messages.iter().find(|message| message.kind == Reasoning).unwrap();
+        assert_eq!(thought.text, "Well, it is done.");
+        assert_eq!(thought.options.as_ref().unwrap().retention, retention);
+    }
 }
 
 #[test]

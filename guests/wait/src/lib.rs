@@ -16,6 +16,7 @@ pub struct Input {
     #[schemars(range(min = 0, max = 86_400))]
     pub seconds: f64,
     /// What is waited for, in a few words.
+    #[serde(default)]
     pub reason: String,
 }
 
@@ -28,7 +29,7 @@ pub struct Output {
     pub reason: String,
 }
 
-/// Waits a number of seconds, for example for an approval or a delivery.
+/// Pauses for a number of seconds, only if the user asks to wait.
 #[tool(effect = "idempotent", text = reading)]
 pub fn wait(input: Input, context: &Context) -> Result<Output, ToolError> {
     if !(0.0..=MAX_SECONDS).contains(&input.seconds) {
@@ -53,7 +54,12 @@ pub fn wait(input: Input, context: &Context) -> Result<Output, ToolError> {
 }
 
 fn reading(output: &Output) -> String {
-    format!("Waited {} seconds: {}", output.waited_seconds, output.reason)
+    let seconds = output.waited_seconds;
+    if output.reason.is_empty() {
+        format!("Waited {seconds} seconds.")
+    } else {
+        format!("Waited {seconds} seconds: {}", output.reason)
+    }
 }
 
 #[cfg(test)]
@@ -69,6 +75,7 @@ mod tests {
         assert_eq!(host.now_ms(), 1_200);
         let done: Vec<u64> = host.progress().iter().map(|(done, total, _)| (*done, *total).0).collect();
         assert_eq!(done, [0, 500, 1_000, 1_200]);
+        assert_eq!(host.call::<super::wait>(r#"{"seconds": 0}"#).unwrap().text, "Waited 0 seconds.");
     }
 
     #[test]
