@@ -1,13 +1,11 @@
-//! Running benchmarks. They share the profile of the tests, so nothing is built twice.
+//! Running benchmarks. They are commands of the program itself, built in the profile of the tests, so nothing is
+//! built twice.
 
-use std::fs;
+use std::process::Command;
 
 use clap::Args;
 
-use crate::process::{Failure, cargo, root, run as run_process};
-
-/// Crates that have benchmarks, as folders of the workspace.
-const CRATES: [&str; 3] = ["kernels", "store", "session-runtime"];
+use crate::process::{Failure, build_programs, program, root, run as run_process};
 
 #[derive(Args, Debug)]
 pub(crate) struct Options {
@@ -16,41 +14,22 @@ pub(crate) struct Options {
     /// Write results as JSON lines
     #[arg(long)]
     json: bool,
+    /// Passed on, such as `--model smollm2-135m`
+    #[arg(last = true)]
+    arguments: Vec<String>,
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    let all = benches();
-    let Some(name) = &options.name else {
-        for (package, name) in &all {
-            println!("{name} ({package})");
-        }
-        return Ok(());
+    build_programs()?;
+    let mut bench = Command::new(program());
+    bench.arg("bench").current_dir(root());
+    match &options.name {
+        Some(name) => bench.arg(name),
+        None => bench.arg("--help"),
     };
-    let Some((package, _)) = all.iter().find(|(_, known)| known == name) else {
-        let known: Vec<&str> = all.iter().map(|(_, name)| name.as_str()).collect();
-        return Err(Failure::Other(format!("there is no benchmark {name}; there are: {}", known.join(", "))));
-    };
-    let mut bench = cargo();
-    bench.args(["bench", "--quiet", "--profile", "dev", "--package", package, "--bench", name]);
     if options.json {
-        bench.args(["--", "--json"]);
+        bench.arg("--json");
     }
-    run_process(&mut bench, &format!("the benchmark {name}"))
-}
-
-/// Package and name of each benchmark: the files in `benches/`.
-fn benches() -> Vec<(&'static str, String)> {
-    let mut all = Vec::new();
-    for package in CRATES {
-        let Ok(entries) = fs::read_dir(root().join(package).join("benches")) else { continue };
-        for path in entries.flatten().map(|entry| entry.path()) {
-            if path.extension().is_some_and(|extension| extension == "rs")
-                && let Some(name) = path.file_stem()
-            {
-                all.push((package, name.to_string_lossy().into_owned()));
-            }
-        }
-    }
-    all.sort();
-    all
+    bench.args(&options.arguments);
+    run_process(&mut bench, "the benchmark")
 }

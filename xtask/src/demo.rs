@@ -1,8 +1,10 @@
 //! Everything the demonstration needs, then the demonstration.
 
+use std::process::Command;
+
 use clap::Args;
 
-use crate::process::{Failure, cargo, run as run_process};
+use crate::process::{Failure, program, root, run as run_process};
 use crate::setup;
 
 #[derive(Args, Debug)]
@@ -13,11 +15,8 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    let mut build = cargo();
-    build.args(["build", "--package", "session-runtime"]);
-    run_process(&mut build, "building session-runtime")?;
     setup::run(&setup::Options::default())?;
-    let mut demo = cargo();
-    demo.args(["run", "--quiet", "--package", "session-runtime", "--", "demo"]).args(&options.arguments);
+    let mut demo = Command::new(program());
+    demo.arg("demo").args(&options.arguments).current_dir(root());
     run_process(&mut demo, "the demonstration")
 }

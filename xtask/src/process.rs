@@ -57,6 +57,17 @@ pub(crate) fn target_dir() -> PathBuf {
     }
 }
 
+/// The program itself, where cargo puts it.
+pub(crate) fn program() -> PathBuf {
+    target_dir().join("debug").join(format!("session-runtime{}", std::env::consts::EXE_SUFFIX))
+}
+
+/// Builds the programs of the workspace. All of it at once: cargo chooses features for what it is asked to build,
+/// and building a part would build the large dependencies a second time.
+pub(crate) fn build_programs() -> Result<(), Failure> {
+    run(cargo().args(["build", "--workspace", "--bins"]), "cargo build")
+}
+
 /// The cargo that runs this, in the workspace.
 pub(crate) fn cargo() -> Command {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());

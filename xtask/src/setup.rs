@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::guests;
-use crate::process::{Failure, cargo, is_installed, run as run_process, succeeds};
+use crate::process::{Failure, build_programs, is_installed, program, run as run_process, succeeds};
 use crate::toolchain::{PACKAGES, TARGET, Toolchain};
 
 /// How long rustup may take to fetch a library before the distribution's packages are tried.
@@ -24,14 +24,27 @@ pub(crate) struct Options {
     pub(crate) models: Vec<String>,
 }
 
+/// Brings everything, and builds what it needs for that.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    let toolchain = compiler()?;
-    println!("setup: guests are built by {}", toolchain.describe());
-    guests::run(&guests::Options::default())?;
+    machine()?;
     if options.no_models {
         println!("setup: models left out");
         return Ok(());
     }
+    println!("setup: building the program, which fetches models");
+    build_programs()?;
+    models(options)
+}
+
+/// Brings what has to be on the machine, and the guests.
+pub(crate) fn machine() -> Result<(), Failure> {
+    let toolchain = compiler()?;
+    println!("setup: guests are built by {}", toolchain.describe());
+    guests::run(&guests::Options::default())
+}
+
+/// Fetches models through the program itself, which has to be built; it checks what it gets and keeps what it has.
+pub(crate) fn models(options: &Options) -> Result<(), Failure> {
     python();
     let models: Vec<&str> = match options.models.as_slice() {
         [] => MODELS.to_vec(),
@@ -39,17 +52,12 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     };
     for model in models {
         println!("setup: model {model}");
-        pull(model)?;
+        let mut pull = Command::new(program());
+        pull.args(["model", "pull", model]);
+        run_process(&mut pull, &format!("fetching the model {model}"))?;
     }
     println!("setup: done");
     Ok(())
-}
-
-/// Fetches a model through the program itself, which checks what it gets and keeps what it has.
-pub(crate) fn pull(model: &str) -> Result<(), Failure> {
-    let mut command = cargo();
-    command.args(["run", "--quiet", "--package", "session-runtime", "--", "model", "pull", model]);
-    run_process(&mut command, &format!("fetching the model {model}"))
 }
 
 /// A compiler for guests: the one that is here, else rustup's library, else the distribution's packages.

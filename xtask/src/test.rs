@@ -45,8 +45,16 @@ fn all(options: &Options, steps: &mut Vec<Step>) -> Result<(), Failure> {
         run_process(guests().args(["fmt", "--all", "--check"]), "cargo fmt in guests")
     })?;
     step(steps, "tidy", || tidy::run(&tidy::Options::default()))?;
-    let setup = setup::Options { no_models: options.no_models, models: Vec::new() };
-    step(steps, "setup", || setup::run(&setup))?;
+    step(steps, "build", || {
+        run_process(cargo().args(["test", "--workspace", "--no-run"]), "building the tests")
+    })?;
+    step(steps, "setup", || {
+        setup::machine()?;
+        if options.no_models {
+            return Ok(());
+        }
+        setup::models(&setup::Options::default())
+    })?;
     step(steps, "clippy", || {
         run_process(
             cargo().args(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]),
@@ -63,6 +71,10 @@ fn all(options: &Options, steps: &mut Vec<Step>) -> Result<(), Failure> {
         run_process(
             cargo().env("RUSTDOCFLAGS", "-D warnings").args(["doc", "--quiet", "--workspace", "--no-deps"]),
             "cargo doc",
+        )?;
+        run_process(
+            guests().env("RUSTDOCFLAGS", "-D warnings").args(["doc", "--quiet", "--workspace", "--no-deps"]),
+            "cargo doc in guests",
         )
     })?;
     step(steps, "tests of guests", || {

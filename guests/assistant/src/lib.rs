@@ -5,7 +5,7 @@
 //! its arguments; the agent decides what may be chosen: each tool as often as `calls_per_tool` says, no call whose
 //! result is still in view, at most `max_steps` calls a turn.
 //!
-//! [`prompt`] says what the model is told, [`step`] what it may write, [`turn`] in which order, [`memory`] what was
+//! `prompt` says what the model is told, `step` what it may write, `turn` in which order, `memory` what was
 //! called before.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 

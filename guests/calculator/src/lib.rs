@@ -1,7 +1,7 @@
 //! The tool `calculator`: arithmetic on decimal numbers of any size, exact as long as the result is rational,
 //! and rounded only when it is written.
 //!
-//! [`syntax`] reads, [`number`] computes, [`evaluate`] walks one with the other. Nothing here knows of files,
+//! `syntax` reads, `number` computes, `evaluate` walks one with the other. Nothing here knows of files,
 //! clocks or the session.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 

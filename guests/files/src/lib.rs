@@ -1,6 +1,6 @@
 //! The tool `files`: lists, searches and reads text files in the directories the operator granted.
 //!
-//! [`place`] turns a path a model wrote into a grant and a path, [`search`] walks, [`read`] cuts. What may be
+//! `place` turns a path a model wrote into a grant and a path, `search` walks, `read` cuts. What may be
 //! reached is decided by the host, not here; here are only the bounds on how much is answered.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
