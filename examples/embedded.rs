@@ -4,6 +4,8 @@
 //! `cargo run --example embedded [MODEL] [DIR]`: MODEL is an alias or a .gguf file (default
 //! `smollm2-135m`); DIR holds guests. With the guest `assistant` in it the tool is offered to that agent.
 
+#![expect(clippy::print_stdout, reason = "an example speaks on the terminal")]
+
 use std::path::PathBuf;
 use std::sync::Arc;
 

@@ -500,7 +500,8 @@ pub(crate) fn recovery_lines(report: &store::RecoveryReport) -> Vec<String> {
         (report.cells_recovered, "saved cells were found that the index had missed"),
         (report.cells_dropped, "saved cells are gone with their packs and will be recomputed"),
     ];
-    lines.extend(counts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")));
+    lines
+        .extend(counts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")));
     lines
 }
 

@@ -74,8 +74,9 @@ async fn i7_without_a_grant_there_are_no_files() {
     let output = place.guests.call_tool("hostile", &input, ToolRequest::default()).await.unwrap();
     assert!(output.text.starts_with("not-granted: "), "{}", output.text);
     assert!(!output.text.contains("read"));
-    let input = r#"{"operation": "read", "path": "docs/note.txt"}"#;
-    assert!(place.guests.call_tool("files", input, ToolRequest::default()).await.is_err());
+    let input = r#"{"operation": "read", "query": "docs/note.txt"}"#;
+    let failure = place.guests.call_tool("files", input, ToolRequest::default()).await.unwrap_err();
+    assert_eq!((failure.kind.as_str(), failure.code.as_str()), ("denied", "no_grant"));
 }
 
 /// Reads `docs/note.txt` and answers with the error's code, or `"done"`.

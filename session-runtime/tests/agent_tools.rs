@@ -105,7 +105,7 @@ async fn the_files_tool_reads_what_was_granted() {
         }],
         ..ToolRequest::default()
     };
-    let listed = guests.call_tool("files", r#"{"operation": "list"}"#, request()).await.unwrap();
+    let listed = guests.call_tool("files", r#"{"operation": "list", "query": ""}"#, request()).await.unwrap();
     let listed: Value = serde_json::from_str(&listed.json).unwrap();
     let sizes: Vec<u64> =
         listed["entries"].as_array().unwrap().iter().map(|e| e["bytes"].as_u64().unwrap()).collect();
@@ -118,7 +118,7 @@ async fn the_files_tool_reads_what_was_granted() {
         (&json!(1), &json!("Taxi 12.50"))
     );
     let path = found["matches"][0]["path"].as_str().unwrap();
-    let input = json!({ "operation": "read", "path": path }).to_string();
+    let input = json!({ "operation": "read", "query": path }).to_string();
     let read = guests.call_tool("files", &input, request()).await.unwrap();
     let read: Value = serde_json::from_str(&read.json).unwrap();
     assert_eq!(read["text"], "Taxi 12.50\nLunch 8.20\n");

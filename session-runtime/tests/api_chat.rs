@@ -1,5 +1,5 @@
 //! `/v1/chat/completions` over loopback HTTP with a real model.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
 
 #[path = "support/server.rs"]
 mod server;
@@ -147,9 +147,13 @@ fn a_conversation_that_contradicts_the_session_is_refused() {
 fn json_schemas_are_kept() {
     let mut body = request(&json!([{"role": "user", "content": "A person as JSON."}]));
     body["max_tokens"] = 64.into();
-    body["response_format"] = json!({"type": "json_schema", "json_schema": {"name": "person", "strict": true, "schema": {
-        "type": "object", "properties": {"age": {"type": "integer", "minimum": 1, "maximum": 99}},
-        "required": ["age"], "additionalProperties": false}}});
+    let schema = json!({
+        "type": "object",
+        "properties": {"age": {"type": "integer", "minimum": 1, "maximum": 99}},
+        "required": ["age"],
+        "additionalProperties": false});
+    let named = json!({"name": "person", "strict": true, "schema": schema});
+    body["response_format"] = json!({"type": "json_schema", "json_schema": named});
     let answer = chat(&body).json;
     let content: Value =
         serde_json::from_str(answer["choices"][0]["message"]["content"].as_str().unwrap()).unwrap();

@@ -166,7 +166,8 @@ fn i5_a_busy_session_answers_with_a_conflict_that_clients_do_not_retry() {
     assert_eq!(refused.header("x-should-retry"), "false");
     assert_eq!(get(&format!("{turns}/refused")).status, 404);
 
-    let queued = json!({"input": "Hi.", "max_tokens": 4, "turn_id": "queued", "on_busy": "enqueue", "background": true});
+    let mut queued = json!({"input": "Hi.", "max_tokens": 4, "turn_id": "queued", "background": true});
+    queued["on_busy"] = "enqueue".into();
     let answer = post(&turns, &queued);
     assert_eq!((answer.status, answer.json["status"].as_str()), (202, Some("queued")));
 
@@ -266,6 +267,7 @@ fn wrong_requests_are_refused_by_name() {
 fn wrong_turns_are_refused_by_name() {
     let session = create("refusals");
     let turns = format!("{session}/turns");
+    let bad_schema = json!({"type": "json_schema", "json_schema": {"schema": {"type": 5}}});
     let cases = [
         (json!({}), "invalid_request", None),
         (json!({"input": 5}), "invalid_request", Some("input")),
@@ -273,11 +275,7 @@ fn wrong_turns_are_refused_by_name() {
         (json!({"input": "x", "tool_choice": "auto"}), "unsupported_parameter", Some("tool_choice")),
         (json!({"input": "x", "stream": true, "background": true}), "invalid_request", Some("background")),
         (json!({"input": "x", "max_tokens": 0}), "invalid_request", Some("max_tokens")),
-        (
-            json!({"input": "x", "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 5}}}}),
-            "constraint_invalid",
-            Some("response_format"),
-        ),
+        (json!({"input": "x", "response_format": bad_schema}), "constraint_invalid", Some("response_format")),
     ];
     for (body, code, param) in cases {
         let answer = post(&turns, &body);
@@ -425,5 +423,16 @@ fn a_stop_ends_streams_and_refuses_new_work_but_loses_nothing() {
     let turn =
         post(&format!("{}/v1/sessions/s/turns", server.base), &json!({"input": "More.", "max_tokens": 4}));
     assert_eq!(turn.json["status"], "completed", "{}", turn.text);
+    server.stop();
+}
+
+#[test]
+fn i8_a_client_that_never_finishes_its_request_does_not_keep_the_server_from_stopping() {
+    let server = server::TestServer::start(support::config(&server::fresh_dir("stuck")));
+    let address = server.base.strip_prefix("http://").unwrap();
+    let mut stuck = std::net::TcpStream::connect(address).unwrap();
+    let head = "POST /v1/sessions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
+    std::io::Write::write_all(&mut stuck, format!("{head}content-length: 9\r\n\r\n{{").as_bytes()).unwrap();
+    assert_eq!(get(&format!("{}/livez", server.base)).status, 200);
     server.stop();
 }

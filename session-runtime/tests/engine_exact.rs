@@ -37,19 +37,16 @@ fn compute(
     let mut start = 0;
     for rows in pieces.iter().copied().cycle() {
         let end = (start + rows).min(tokens.len());
-        let piece = SequenceRows {
-            tokens: &tokens[start..end],
-            start,
-            tables: &table,
-            logits: LogitRows::All,
-        };
+        let piece =
+            SequenceRows { tokens: &tokens[start..end], start, tables: &table, logits: LogitRows::All };
         engine.forward(&[piece], layers, &mut logits).unwrap();
         start = end;
         if start == tokens.len() {
             break;
         }
     }
-    let cells = (0..layers).map(|layer| engine.gather_cell(&table.layer(layer), tokens.len()).unwrap()).collect();
+    let cells =
+        (0..layers).map(|layer| engine.gather_cell(&table.layer(layer), tokens.len()).unwrap()).collect();
     table.truncate(pool, 0);
     (logits.iter().map(|value| value.to_bits()).collect(), cells)
 }
@@ -87,10 +84,8 @@ fn i1_neighbours_in_a_step_do_not_matter() {
     let mut pool = PagePool::new(engine.pool_spec().pages);
     let (layers, kv_heads) = (engine.config().layers, engine.config().kv_heads);
     let prompts: Vec<Vec<u32>> = (0..3).map(|salt| prompt(&engine, salt)).collect();
-    let alone: Vec<_> = prompts
-        .iter()
-        .map(|tokens| compute(&mut engine, &mut pool, tokens, &[TOKENS]).0)
-        .collect();
+    let alone: Vec<_> =
+        prompts.iter().map(|tokens| compute(&mut engine, &mut pool, tokens, &[TOKENS]).0).collect();
     let mut tables: Vec<BlockTable> = prompts
         .iter()
         .map(|tokens| {
@@ -145,9 +140,8 @@ fn i1_any_mix_of_loaded_and_recomputed_cells_has_the_same_bits() {
     kept.prepare(&mut pool, 0, tokens.len()).unwrap();
     let all = SequenceRows { tokens: &tokens, start: 0, tables: &kept, logits: LogitRows::None };
     engine.forward(&[all], layers, &mut Vec::new()).unwrap();
-    let saved: Vec<Vec<u8>> = (0..layers)
-        .map(|layer| engine.gather_cell(&kept.layer(layer), tokens.len()).unwrap())
-        .collect();
+    let saved: Vec<Vec<u8>> =
+        (0..layers).map(|layer| engine.gather_cell(&kept.layer(layer), tokens.len()).unwrap()).collect();
     for cut in [0, 1, 13, layers - 1, layers] {
         let mut table = BlockTable::new(layers, kv_heads);
         table.prepare(&mut pool, 0, tokens.len()).unwrap();

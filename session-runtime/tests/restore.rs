@@ -33,7 +33,8 @@ async fn reopen(runtime: Runtime, config: Config) -> Runtime {
 fn check(report: &RestoreReport) {
     let chunks = report.plan.len() as u64;
     assert_eq!(report.cells_loaded + report.cells_recomputed, chunks * u64::from(report.layers));
-    let parts = report.tokens_resident + report.tokens_loaded + report.tokens_mixed + report.tokens_recomputed;
+    let parts =
+        report.tokens_resident + report.tokens_loaded + report.tokens_mixed + report.tokens_recomputed;
     assert_eq!(report.tokens, parts);
 }
 
@@ -101,8 +102,13 @@ async fn i10_what_was_restored_is_what_the_next_turn_reuses() {
     let journaled: RestoreReport =
         serde_json::from_value(serde_json::Value::Object(journaled.data.clone())).unwrap();
     assert_eq!(journaled, report, "journal and API tell the same");
-    let moves: Vec<_> =
-        runtime.transitions("s").await.unwrap().into_iter().map(|(_, _, change)| (change.from, change.to)).collect();
+    let moves: Vec<_> = runtime
+        .transitions("s")
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|(_, _, change)| (change.from, change.to))
+        .collect();
     use KvState::{Active, Evicted, Idle, None, Restored, Restoring};
     assert_eq!(
         moves,
@@ -209,10 +215,8 @@ async fn i3_a_session_of_another_model_is_refused_by_the_field() {
     let runtime = evicted(directory.path()).await;
     let other = Config { model: "qwen2.5-coder-0.5b".to_owned(), ..config(directory.path()) };
     let runtime = reopen(runtime, other).await;
-    let error = runtime
-        .start_turn("s", session_runtime::session::spec::TurnRequest::default())
-        .await
-        .unwrap_err();
+    let error =
+        runtime.start_turn("s", session_runtime::session::spec::TurnRequest::default()).await.unwrap_err();
     assert_eq!(error.code, "contract_mismatch");
     assert!(error.message.contains("tokenizer_digest"), "{error}");
     assert_eq!(runtime.session("s").await.unwrap().turns, 1, "nothing is lost");

@@ -7,6 +7,7 @@ use super::attention::{Attention, attention};
 use super::buffer::Buffer;
 use super::lanes::dispatch;
 use super::linear::{Product, linear};
+use super::linear_fine::{Digits, linear_fine};
 use super::norm::RmsNorm;
 use super::quantise::Activations;
 use super::rope::Rotate;
@@ -46,6 +47,8 @@ pub struct CpuBackend {
     isa: Isa,
     workers: Workers,
     activations: Mutex<Activations>,
+    /// Buffers of `linear_fine`.
+    digits: Mutex<Digits>,
 }
 
 impl CpuBackend {
@@ -62,7 +65,12 @@ impl CpuBackend {
             0 => std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS)),
             threads => threads,
         };
-        Ok(Self { isa, workers: Workers::new(threads)?, activations: Mutex::default() })
+        Ok(Self {
+            isa,
+            workers: Workers::new(threads)?,
+            activations: Mutex::default(),
+            digits: Mutex::default(),
+        })
     }
 
     /// The instruction set in use.
@@ -193,6 +201,28 @@ impl Backend for CpuBackend {
         let job = Product { matrix: weights, bias: bias.map(|bias| bias.values.as_slice()), x, rows };
         let mut scratch = self.activations.lock().unwrap_or_else(PoisonError::into_inner);
         linear(self.isa, &self.workers, &mut scratch, &job, out);
+        Ok(())
+    }
+
+    fn linear_fine(
+        &self,
+        weights: &CpuMatrix,
+        bias: Option<&CpuVector>,
+        x: &CpuTensor,
+        out: &mut CpuTensor,
+        rows: usize,
+    ) -> Result<(), KernelError> {
+        check::equal("linear_fine", "columns of x", weights.cols, x.cols)?;
+        check::equal("linear_fine", "columns of out", weights.rows, out.cols)?;
+        if let Some(bias) = bias {
+            check::equal("linear_fine", "length of bias", weights.rows, bias.values.len())?;
+        }
+        let x = x.head("linear_fine", rows)?;
+        let out = out.head_mut("linear_fine", rows)?;
+        let job = Product { matrix: weights, bias: bias.map(|bias| bias.values.as_slice()), x, rows };
+        let mut scratch = self.activations.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut digits = self.digits.lock().unwrap_or_else(PoisonError::into_inner);
+        linear_fine(self.isa, &self.workers, &mut scratch, &mut digits, &job, out);
         Ok(())
     }
 

@@ -17,6 +17,7 @@ mod lanes;
 mod lanes_avx2;
 mod lanes_scalar;
 mod linear;
+mod linear_fine;
 mod linear_float;
 mod linear_quantised;
 mod matrix;

@@ -183,6 +183,17 @@ fn quantise_block(values: &[f32; BLOCK]) -> Quantised {
     out
 }
 
+/// What quantising `values` (whole blocks) leaves over: each value less its code times its block's scale.
+/// Plain multiplications and subtractions, so every instruction set gives the same bits.
+pub(crate) fn remainder(values: &[f32], left: &mut [f32]) {
+    for (values, left) in values.as_chunks::<BLOCK>().0.iter().zip(left.as_chunks_mut::<BLOCK>().0) {
+        let Quantised { codes, scale, .. } = quantise_block(values);
+        for ((value, code), left) in values.iter().zip(codes).zip(left) {
+            *left = value - scale * f32::from(code as i8);
+        }
+    }
+}
+
 impl Kernel for QuantiseTile<'_> {
     type Output = ();
 

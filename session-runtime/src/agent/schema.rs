@@ -143,10 +143,13 @@ fn check_count(
     Ok(())
 }
 
+/// Whether a number keeps to a bound.
+type Comparison = fn(f64, f64) -> bool;
+
 fn check_bounds(schema: &Map<String, Value>, number: Option<f64>, at: &str) -> Result<(), String> {
     let Some(number) = number else { return Ok(()) };
     let bound = |name| schema.get(name).and_then(Value::as_f64);
-    let tests: [(&str, fn(f64, f64) -> bool, &str); 4] = [
+    let tests: [(&str, Comparison, &str); 4] = [
         ("minimum", |number, bound| number >= bound, "at least"),
         ("maximum", |number, bound| number <= bound, "at most"),
         ("exclusiveMinimum", |number, bound| number > bound, "more than"),

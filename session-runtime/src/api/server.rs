@@ -1,15 +1,19 @@
 //! Listening: which addresses are allowed, how the server stops. Knows no route.
 
-use std::future::Future;
+use std::future::{Future, IntoFuture};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::error::{Error, ErrorKind};
 use crate::runtime::Runtime;
+
+/// Time that clients have to take their answers once the server is stopping.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// A REST server bound to its address.
 pub struct Server {
@@ -52,19 +56,32 @@ impl Server {
         format!("http://{address}")
     }
 
-    /// Serves until `stop` resolves, then takes no new work, ends streams and waits for the answers under
-    /// way. Running turns are not part of it: they go on, and after a restart they resume.
+    /// Serves until `stop` resolves, then takes no new work, ends streams and waits some seconds for the
+    /// answers under way. Running turns are not part of it: they go on, and after a restart they resume.
     ///
     /// # Errors
     /// What the operating system says about the listener.
     pub async fn serve(self, stop: impl Future<Output = ()> + Send + 'static) -> Result<(), Error> {
         let draining = Arc::new(watch::Sender::new(false));
         let routes = super::routes(self.runtime, Arc::clone(&draining), self.address.ip().is_loopback());
+        let mut stopping = draining.subscribe();
+        let grace = async move {
+            // An error means that the server is gone: then the other branch has ended.
+            let _ = stopping.wait_for(|stopping| *stopping).await;
+            tokio::time::sleep(GRACE).await;
+        };
         let stop = async move {
             stop.await;
             draining.send_replace(true);
         };
-        axum::serve(self.listener, routes).with_graceful_shutdown(stop).await.map_err(Error::internal)
+        let serving = axum::serve(self.listener, routes).with_graceful_shutdown(stop);
+        tokio::select! {
+            served = serving.into_future() => served.map_err(Error::internal),
+            () = grace => {
+                tracing::warn!("some clients kept their connections open and were cut off");
+                Ok(())
+            }
+        }
     }
 }
 

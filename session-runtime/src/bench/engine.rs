@@ -44,7 +44,16 @@ pub(super) fn run(
 }
 
 fn figure(case: &str, metric: &'static str, value: f64, unit: &'static str) -> Figure {
-    Figure { bench: "engine", case: case.to_owned(), metric, value, unit, against: None, ratio: None, n: RUNS }
+    Figure {
+        bench: "engine",
+        case: case.to_owned(),
+        metric,
+        value,
+        unit,
+        against: None,
+        ratio: None,
+        n: RUNS,
+    }
 }
 
 struct Subject {
@@ -71,7 +80,8 @@ impl Subject {
     fn measure(&mut self) -> Result<(), Error> {
         let config = self.engine.config();
         let vocab = config.vocab as u32;
-        let tokens: Vec<u32> = (0..(PROMPT + DECODE) as u32).map(|index| (index * 7919 + 13) % vocab).collect();
+        let tokens: Vec<u32> =
+            (0..(PROMPT + DECODE) as u32).map(|index| (index * 7919 + 13) % vocab).collect();
         let mut table = BlockTable::new(config.layers, config.kv_heads);
         table.prepare(&mut self.pool, 0, tokens.len()).map_err(Error::internal)?;
         let layers = config.layers;

@@ -40,11 +40,7 @@ pub(super) async fn run(
     Ok(())
 }
 
-async fn measure(
-    name: &str,
-    runtime: Runtime,
-    tell: &mut (dyn FnMut(Figure) + Send),
-) -> Result<(), Error> {
+async fn measure(name: &str, runtime: Runtime, tell: &mut (dyn FnMut(Figure) + Send)) -> Result<(), Error> {
     let session = runtime.create_session(SessionSpec::default()).await?.id;
     let input: String = (0..WORDS).map(|index| if index % 7 == 0 { " river" } else { " stone" }).collect();
     let request = TurnRequest { input, max_tokens: Some(1), ..TurnRequest::default() };
@@ -53,19 +49,20 @@ async fn measure(
 
     let once = restore(&runtime, &session, RestoreMode::Recompute).await?;
     let load = restore(&runtime, &session, RestoreMode::Load).await?;
-    let tell_case = |tell: &mut (dyn FnMut(Figure) + Send), case: &str, metric, value, unit, ratio: Option<f64>| {
-        let against = ratio.map(|_| "min(load, recompute)");
-        let case = format!("{name}/{case}");
-        tell(Figure { bench: "restore", case, metric, value, unit, against, ratio, n: RUNS });
-    };
+    let tell_case =
+        |tell: &mut (dyn FnMut(Figure) + Send), case: &str, metric, value, unit, ratio: Option<f64>| {
+            let against = ratio.map(|_| "min(load, recompute)");
+            let case = format!("{name}/{case}");
+            tell(Figure { bench: "restore", case, metric, value, unit, against, ratio, n: RUNS });
+        };
     tell_case(tell, "unthrottled/recompute", "ms", once.ms, "ms", None);
     tell_case(tell, "unthrottled/load", "ms", load.ms, "ms", None);
     for factor in SWEEP {
         let rate = load.bytes_loaded as f64 / (once.ms / 1e3 * factor);
-        runtime.store().cells().set_throttle(store::Throttle {
-            bytes_per_s: Some(rate as u64),
-            latency: Duration::ZERO,
-        });
+        runtime
+            .store()
+            .cells()
+            .set_throttle(store::Throttle { bytes_per_s: Some(rate as u64), latency: Duration::ZERO });
         // The planner learns this tier's speed before it is measured.
         restore(&runtime, &session, RestoreMode::Load).await?;
         let modes = [RestoreMode::Load, RestoreMode::Recompute, RestoreMode::Planned];

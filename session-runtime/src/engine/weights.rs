@@ -48,9 +48,8 @@ impl<B: Backend> Weights<B> {
     ) -> Result<Self, Error> {
         let mut loader = Loader { backend, gguf, bytes: 0, done: 0, total: config.layers * 9 + 3, progress };
         let embedding = loader.matrix("token_embd.weight", config.vocab, config.hidden)?;
-        let layers = (0..config.layers)
-            .map(|index| loader.layer(config, index))
-            .collect::<Result<Vec<_>, Error>>()?;
+        let layers =
+            (0..config.layers).map(|index| loader.layer(config, index)).collect::<Result<Vec<_>, Error>>()?;
         let output_norm = loader.vector("output_norm.weight", config.hidden)?;
         let output = if config.tied_embeddings {
             None

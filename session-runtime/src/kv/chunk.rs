@@ -16,12 +16,7 @@ pub type CellId = Digest;
 /// Id of the chunk with `tokens` from position `first_position` on, after chunk `parent`
 /// (`None` for the first chunk). A chunk of fewer than [`CHUNK_TOKENS`] tokens is a tail that is not
 /// sealed yet; its id differs from that of any longer chunk.
-pub fn chunk_id(
-    contract: &Digest,
-    parent: Option<&ChunkId>,
-    tokens: &[u32],
-    first_position: u32,
-) -> ChunkId {
+pub fn chunk_id(contract: &Digest, parent: Option<&ChunkId>, tokens: &[u32], first_position: u32) -> ChunkId {
     let mut hasher = blake3::Hasher::new_derive_key("session-runtime chunk 1");
     hasher.update(contract);
     match parent {

@@ -235,10 +235,8 @@ impl Progress {
             }
         }
         report.tokens_resident = resident as u64;
-        report.tokens = report.tokens_resident
-            + report.tokens_loaded
-            + report.tokens_mixed
-            + report.tokens_recomputed;
+        report.tokens =
+            report.tokens_resident + report.tokens_loaded + report.tokens_mixed + report.tokens_recomputed;
         report
     }
 }

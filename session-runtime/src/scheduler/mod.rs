@@ -184,7 +184,9 @@ impl Scheduler {
     async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Error> {
         let (reply, answer) = oneshot::channel();
         self.send(command(reply))?;
-        answer.await.map_err(|_| Error::new(ErrorKind::Unavailable, "stopped", "the scheduler has stopped"))?
+        answer
+            .await
+            .map_err(|_| Error::new(ErrorKind::Unavailable, "stopped", "the scheduler has stopped"))?
     }
 
     /// Makes a session known with its history. `saved_under` is the contract its cells were saved under.

@@ -66,9 +66,9 @@ impl<B: Backend> Worker<B> {
         let reason =
             if usable { "absent".to_owned() } else { format!("contract: {}", sequence.foreign.join(", ")) };
         progress.report.refuse(&reason, missing as u64);
-        let whole = facts.iter().take_while(|chunk| {
-            chunk.tokens == CHUNK_TOKENS && chunk.saved.iter().all(|saved| *saved)
-        });
+        let whole = facts
+            .iter()
+            .take_while(|chunk| chunk.tokens == CHUNK_TOKENS && chunk.saved.iter().all(|saved| *saved));
         let now = Instant::now();
         self.next_restore += 1;
         let run = RestoreRun {

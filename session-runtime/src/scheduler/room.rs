@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use kernels::backend::Backend;
 
-use super::worker::{Phase, Purpose, Worker, busy};
 use super::Reply;
+use super::worker::{Phase, Purpose, Worker, busy};
 use crate::error::{Error, ErrorKind};
 use crate::kv::chunk::chunks;
 use crate::kv::state::{KvEvent, KvState};
@@ -84,9 +84,10 @@ impl<B: Backend> Worker<B> {
     /// Makes a table hold `tokens` tokens, evicting idle sessions where needed. `Ok(false)`: no room now.
     pub(super) fn reserve(&mut self, session: &Arc<str>, tokens: usize) -> Result<bool, Error> {
         let wanted = |worker: &Self| {
-            worker.sequences.get(session).map_or(0, |sequence| {
-                sequence.table.pages_wanted(&worker.pool, sequence.computed, tokens)
-            })
+            worker
+                .sequences
+                .get(session)
+                .map_or(0, |sequence| sequence.table.pages_wanted(&worker.pool, sequence.computed, tokens))
         };
         if wanted(self) > self.pool.free() + self.evictable_pages(session) {
             return Ok(false);
@@ -96,10 +97,8 @@ impl<B: Backend> Worker<B> {
             self.evict(&victim, "pressure");
         }
         let Some(sequence) = self.sequences.get_mut(session) else { return Ok(false) };
-        let copies = sequence
-            .table
-            .prepare(&mut self.pool, sequence.computed, tokens)
-            .map_err(Error::internal)?;
+        let copies =
+            sequence.table.prepare(&mut self.pool, sequence.computed, tokens).map_err(Error::internal)?;
         for copy in copies {
             self.engine.copy_page(copy.source, copy.target)?;
         }
@@ -196,9 +195,9 @@ impl<B: Backend> Worker<B> {
                 "not_resident",
                 format!("session '{session}' has no KV on the device: it is {}", sequence.state.as_str()),
             )),
-            Some(_) => self
-                .evict(session, "command")
-                .ok_or_else(|| Error::internal("the eviction changed nothing")),
+            Some(_) => {
+                self.evict(session, "command").ok_or_else(|| Error::internal("the eviction changed nothing"))
+            }
         };
         match outcome {
             Ok(change) => {

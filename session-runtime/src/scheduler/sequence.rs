@@ -46,7 +46,7 @@ pub(super) struct Sequence {
 
 impl Sequence {
     /// Moves the KV to its next state and says what it was; an event that cannot happen changes nothing.
-    pub fn apply(&mut self, event: KvEvent) -> KvState {
+    pub(super) fn apply(&mut self, event: KvEvent) -> KvState {
         let from = self.state;
         match transition(from, event) {
             Some(next) => self.state = next,
@@ -56,7 +56,7 @@ impl Sequence {
     }
 
     /// The known history's chunks, from the first that is not whole on the device.
-    pub fn missing_chunks(&self, contract: &Digest) -> Vec<Chunk> {
+    pub(super) fn missing_chunks(&self, contract: &Digest) -> Vec<Chunk> {
         chunks(contract, &self.tokens[..self.known])
             .into_iter()
             .filter(|chunk| chunk.start + chunk.tokens > self.computed)
@@ -64,13 +64,13 @@ impl Sequence {
     }
 
     /// When the soft TTL ends.
-    pub fn deadline_ms(&self) -> Option<u64> {
+    pub(super) fn deadline_ms(&self) -> Option<u64> {
         matches!(self.state, KvState::Idle | KvState::Restored)
             .then(|| self.last_used_ms.saturating_add(self.idle_ttl_ms))
     }
 
     /// Pages of a chunk in one layer, per KV head.
-    pub fn chunk_pages(&self, chunk: &Chunk, layer: usize) -> Vec<&[PageId]> {
+    pub(super) fn chunk_pages(&self, chunk: &Chunk, layer: usize) -> Vec<&[PageId]> {
         use kernels::backend::PAGE_TOKENS;
         let first = chunk.start / PAGE_TOKENS;
         let last = (chunk.start + chunk.tokens).div_ceil(PAGE_TOKENS);

@@ -495,7 +495,8 @@ impl<B: Backend> Worker<B> {
             pages_total: self.pool.total() as u64,
             pages_free: self.pool.free() as u64,
             page_bytes: self.engine.pool_spec().page_bytes() as u64,
-            sessions_resident: self.sequences.values().filter(|sequence| sequence.computed > 0).count() as u64,
+            sessions_resident: self.sequences.values().filter(|sequence| sequence.computed > 0).count()
+                as u64,
             weight_bytes: self.engine.weight_bytes() as u64,
             tokens_computed: self.tokens_computed,
             tokens_reused: self.tokens_reused,

@@ -138,8 +138,7 @@ impl Session {
         event: SessionEvent,
     ) -> Result<oneshot::Receiver<Result<u64, Error>>, Error> {
         let (kind, payload) = event.encode()?;
-        let appended =
-            self.host.store.journal().append(&self.id, &kind, payload).map_err(store_failed)?;
+        let appended = self.host.store.journal().append(&self.id, &kind, payload).map_err(store_failed)?;
         let (reply, answer) = oneshot::channel();
         let (session, seq) = (Arc::clone(self), appended.seq);
         let time_ms = appended.time_ms;

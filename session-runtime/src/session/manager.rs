@@ -62,8 +62,7 @@ impl SessionManager {
         let mut record: Option<SessionRecord> = None;
         let mut after = 0;
         loop {
-            let events =
-                self.host.store.journal().read(id, after, READ_EVENTS).map_err(store_failed)?;
+            let events = self.host.store.journal().read(id, after, READ_EVENTS).map_err(store_failed)?;
             let Some(last) = events.last() else { break };
             after = last.seq;
             for event in events {

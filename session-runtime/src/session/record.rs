@@ -250,7 +250,9 @@ impl SessionRecord {
     /// Takes in an event that changes the history.
     fn apply_tokens(&mut self, time_ms: u64, event: SessionEvent) {
         match event {
-            SessionEvent::SegmentAppended { turn, segment, role, kind, retention, start, ids, text, .. } => {
+            SessionEvent::SegmentAppended {
+                turn, segment, role, kind, retention, start, ids, text, ..
+            } => {
                 self.tokens.extend(ids);
                 let end = self.tokens.len() as u64;
                 self.segments.push(SegmentRecord {

@@ -101,8 +101,7 @@ impl Session {
         }
         let tokens = record.tokens.len();
         drop(record);
-        let message =
-            self.host.encode_message(super::spec::Role::User, &request.input, tokens == 0)?.len();
+        let message = self.host.encode_message(super::spec::Role::User, &request.input, tokens == 0)?.len();
         self.host.check_context(tokens + message)
     }
 
@@ -134,8 +133,7 @@ impl Session {
             )
             .retryable());
         }
-        let event =
-            SessionEvent::TurnQueued { turn: turn.to_owned(), request: Box::new(request.clone()) };
+        let event = SessionEvent::TurnQueued { turn: turn.to_owned(), request: Box::new(request.clone()) };
         if let Err(error) = self.write(event).await {
             self.queued.fetch_sub(1, Ordering::Relaxed);
             return Err(error);
@@ -231,8 +229,7 @@ impl Session {
     /// Removes a segment from the history; what follows it is recomputed when next used. The caller
     /// holds the session's gate.
     pub(super) async fn cut_segment(self: &Arc<Self>, segment: &str, reason: &str) -> Result<(), Error> {
-        let Some((start, end)) =
-            self.record().segment(segment).map(|segment| (segment.start, segment.end))
+        let Some((start, end)) = self.record().segment(segment).map(|segment| (segment.start, segment.end))
         else {
             return Ok(());
         };

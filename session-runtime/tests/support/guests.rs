@@ -51,7 +51,7 @@ pub fn build(directory: &Path, name: &str, wit: &str, world: &str, module: &str)
     let package = resolve.push_str("test.wit", wit).unwrap();
     let world = resolve.select_world(&[package], Some(world)).unwrap();
     let mut module = wat::parse_str(module).unwrap();
-    embed_component_metadata(&mut module, &resolve, world, StringEncoding::UTF8).unwrap();
+    embed_component_metadata(&mut module, &resolve, world, StringEncoding::UTF8, false).unwrap();
     let component = ComponentEncoder::default().validate(true).module(&module).unwrap().encode().unwrap();
     let path = directory.join(format!("{name}.wasm"));
     std::fs::write(&path, component).unwrap();
@@ -141,5 +141,94 @@ impl TextTool {
     /// The component, in this directory.
     pub fn build(&self, directory: &Path, file: &str) -> PathBuf {
         build(directory, file, &tool_wit(), "tool", &self.module())
+    }
+}
+
+/// An agent in WebAssembly text. `event` has the locals `$kind`, `$text` and `$length` and must leave a
+/// pointer to `result<_, error>`; `(call $fine)` leaves a good one.
+pub struct TextAgent {
+    pub name: &'static str,
+    pub imports: &'static str,
+    pub fields: &'static str,
+    pub event: &'static str,
+}
+
+impl Default for TextAgent {
+    fn default() -> Self {
+        Self { name: "text", imports: "", fields: "", event: "(call $fine)" }
+    }
+}
+
+impl TextAgent {
+    /// An agent that calls a tool and appends what it gave, or the code of its failure, as its answer.
+    pub fn calling(name: &'static str) -> Self {
+        Self {
+            name,
+            imports: r#"
+              (import "session-runtime:agent/tools@0.1.0" "call" (func $tool (param i32 i32 i32 i32 i32)))
+              (import "session-runtime:agent/chat@0.1.0" "append"
+                (func $append (param i32 i32 i32 i64 i32 i32 i32)))"#,
+            // The user's message is NAME, a newline, INPUT.
+            event: r#"
+              (local $at i32)
+              (loop $search
+                (local.set $at (i32.add (local.get $at) (i32.const 1)))
+                (br_if $search (i32.ne (i32.const 10)
+                  (i32.load8_u (i32.add (local.get $text) (local.get $at))))))
+              (call $tool (local.get $text) (local.get $at)
+                (i32.add (local.get $text) (i32.add (local.get $at) (i32.const 1)))
+                (i32.sub (local.get $length) (i32.add (local.get $at) (i32.const 1)))
+                (i32.const 256))
+              (if (i32.load8_u (i32.const 256))
+                (then (call $append (i32.const 2) (i32.const 5) (i32.const 0) (i64.const 0)
+                        (i32.load (i32.const 264)) (i32.load (i32.const 268)) (i32.const 320)))
+                (else (call $append (i32.const 2) (i32.const 5) (i32.const 0) (i64.const 0)
+                        (i32.load (i32.const 260)) (i32.load (i32.const 264)) (i32.const 320))))
+              (call $fine)"#,
+            ..Self::default()
+        }
+    }
+
+    /// The component, in this directory.
+    pub fn build(&self, directory: &Path) -> PathBuf {
+        let schema = r#"{"type":"object"}"#;
+        let module = format!(
+            r#"(module
+  {imports}
+  (memory (export "memory") 2)
+  (global $heap (mut i32) (i32.const 8192))
+  (data (i32.const 1024) "{name}")
+  (data (i32.const 1280) "{schema_text}")
+  (data (i32.const 1536) "went-wrong")
+  {fields}
+  (func (export "cabi_realloc") (param $old i32) (param $bytes i32) (param $align i32) (param $new i32) (result i32)
+    (local $at i32)
+    (local.set $at (i32.and (i32.add (global.get $heap) (i32.const 7)) (i32.const -8)))
+    (global.set $heap (i32.add (local.get $at) (local.get $new)))
+    (local.get $at))
+  (func (export "describe") (result i32)
+    (i32.store (i32.const 64) (i32.const 1024)) (i32.store (i32.const 68) (i32.const {name_bytes}))
+    (i32.store (i32.const 72) (i32.const 1024)) (i32.store (i32.const 76) (i32.const {name_bytes}))
+    (i32.store (i32.const 80) (i32.const 1280)) (i32.store (i32.const 84) (i32.const {schema_bytes}))
+    (i32.const 64))
+  (func $fine (result i32) (i32.store8 (i32.const 192) (i32.const 0)) (i32.const 192))
+  (func $wrong (result i32)
+    (i32.store8 (i32.const 192) (i32.const 1)) (i32.store8 (i32.const 196) (i32.const 5))
+    (i32.store (i32.const 200) (i32.const 1536)) (i32.store (i32.const 204) (i32.const 10))
+    (i32.store (i32.const 208) (i32.const 1536)) (i32.store (i32.const 212) (i32.const 10))
+    (i32.const 192))
+  (func (export "start") (result i32) (call $fine))
+  (func (export "on-event") (param $kind i32) (param $text i32) (param $length i32) (result i32)
+    {event})
+)"#,
+            imports = self.imports,
+            fields = self.fields,
+            event = self.event,
+            name = self.name,
+            name_bytes = self.name.len(),
+            schema_text = schema.replace('"', "\\22"),
+            schema_bytes = schema.len(),
+        );
+        build(directory, self.name, &agent_wit(), "agent", &module)
     }
 }

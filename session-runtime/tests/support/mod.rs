@@ -1,5 +1,5 @@
 //! Helpers of the integration tests: runtimes on a small real model in directories of their own.
-#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::path::Path;
 

@@ -1,6 +1,6 @@
 //! Helpers of the API's tests: a server over a real model on a free loopback port, a plain HTTP client,
 //! and a reader of server-sent events that others wrote.
-#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

@@ -12,8 +12,12 @@ use crate::error::Error;
 
 /// One check for all that can be used, and one for each that cannot.
 pub(super) fn guests(options: &Options, handle: &Handle) -> Outcome<Vec<Check>> {
-    let (agents, tools) = match store::holder(&options.data_dir()?).and_then(|holder| holder.address) {
-        Some(address) => ask(&Client::new(address))?,
+    let address = store::holder(&options.data_dir()?).and_then(|holder| holder.address);
+    let (agents, tools) = match address.map(|address| ask(&Client::new(address))) {
+        Some(Ok(answer)) => answer,
+        Some(Err(failure)) => {
+            return Ok(vec![Check::warning("guests", failure.to_string(), "ask again in a moment")]);
+        }
         None => load(options, handle)?,
     };
     let names = |items: &[Value]| -> Vec<String> {

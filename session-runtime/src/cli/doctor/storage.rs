@@ -72,9 +72,16 @@ pub(super) fn data_directory(options: &Options) -> Outcome<Check> {
     })
 }
 
+/// The file every store has. Without it the directory is not opened: opening leaves a lock file behind.
+const MARK: &str = "FORMAT";
+
 /// Opens the store as a start would, and says what that mended.
 fn existing(dir: &Path) -> Check {
     let fix = "choose another directory with --data-dir, or bring back a copy of this one";
+    if !dir.join(MARK).exists() {
+        let found = format!("{} holds files that are not this program's", dir.display());
+        return Check::problem("data directory", found, "choose an empty or new directory with --data-dir");
+    }
     match Store::open(dir, StoreOptions::default()) {
         Ok(store) => {
             let mended = crate::runtime::recovery_lines(store.recovery());

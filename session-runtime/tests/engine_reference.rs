@@ -1,0 +1,128 @@
+//! The engine against float32 references of the same dequantised weights, made by another
+//! implementation (`tests/fixtures/generate.py`): logits, greedy continuations, perplexity.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "support/fixtures.rs"]
+mod fixtures;
+
+use std::sync::Arc;
+
+use kernels::cpu::{CpuBackend, CpuOptions};
+use session_runtime::engine::{self, Engine, EngineOptions, LogitRows, SequenceRows};
+use session_runtime::kv::pool::PagePool;
+use session_runtime::kv::table::BlockTable;
+use session_runtime::models::{self, Tokenizer};
+
+const STEP_ROWS: usize = 256;
+
+struct Subject {
+    engine: Engine<CpuBackend>,
+    pool: PagePool,
+    tokenizer: Tokenizer,
+}
+
+impl Subject {
+    fn open(alias: &str) -> Self {
+        let model = models::open(alias).unwrap();
+        let backend = Arc::new(CpuBackend::new(CpuOptions { threads: 2, isa: None }).unwrap());
+        let options = EngineOptions { budget_bytes: 192 << 20, context_length: 4096, step_rows: STEP_ROWS };
+        let engine = engine::open(backend, &model, options).unwrap();
+        let pool = PagePool::new(engine.pool_spec().pages);
+        Self { engine, pool, tokenizer: model.tokenizer }
+    }
+
+    /// Calls `look` with each position's logits after computing `tokens`.
+    fn logits(&mut self, tokens: &[u32], look: &mut dyn FnMut(usize, &[f32])) {
+        let (layers, kv_heads) = (self.engine.config().layers, self.engine.config().kv_heads);
+        let vocab = self.engine.config().vocab;
+        let mut table = BlockTable::new(layers, kv_heads);
+        table.prepare(&mut self.pool, 0, tokens.len()).unwrap();
+        let mut logits = Vec::new();
+        for start in (0..tokens.len()).step_by(STEP_ROWS) {
+            let end = (start + STEP_ROWS).min(tokens.len());
+            logits.clear();
+            let rows =
+                SequenceRows { tokens: &tokens[start..end], start, tables: &table, logits: LogitRows::All };
+            self.engine.forward(&[rows], layers, &mut logits).unwrap();
+            for (index, row) in logits.chunks_exact(vocab).enumerate() {
+                look(start + index, row);
+            }
+        }
+        table.truncate(&mut self.pool, 0);
+    }
+}
+
+/// Cosine of at least 0.999 at the positions of 20 prompts. One position of a model may fall short by
+/// another 0.001: keys are stored as f16, which a near-tie in attention can show.
+fn logits_agree(subject: &mut Subject, alias: &str) {
+    let reference = fixtures::logits(alias).unwrap();
+    assert_eq!(reference.prompts.len(), 20);
+    let (mut worst, mut short) = (1.0_f64, 0);
+    for prompt in &reference.prompts {
+        subject.logits(&prompt.ids, &mut |position, logits| {
+            let cosine = prompt.positions[position].cosine(&reference.sampled_ids, logits);
+            worst = worst.min(cosine);
+            short += usize::from(cosine < 0.999);
+        });
+    }
+    assert!(
+        short <= 1 && worst >= 0.998,
+        "{alias}: {short} positions are short, the worst cosine is {worst}"
+    );
+}
+
+/// Perplexity of a fixed text of about 2,000 tokens within 1% of the reference.
+fn perplexity_agrees(subject: &mut Subject, alias: &str) {
+    let reference = fixtures::reference(alias).unwrap().passage;
+    let tokens = subject.tokenizer.encode_text(&fixtures::passage()).unwrap();
+    assert_eq!(tokens.len(), reference.tokens);
+    let mut total = 0.0;
+    subject.logits(&tokens, &mut |position, logits| {
+        let Some(next) = tokens.get(position + 1) else { return };
+        let highest = logits.iter().copied().fold(f32::MIN, f32::max);
+        let sum: f64 = logits.iter().map(|logit| f64::from(logit - highest).exp()).sum();
+        total += sum.ln() - f64::from(logits[*next as usize] - highest);
+    });
+    let perplexity = (total / (tokens.len() - 1) as f64).exp();
+    let ratio = perplexity / reference.perplexity;
+    assert!((ratio - 1.0).abs() <= 0.01, "{alias}: {perplexity} against {}", reference.perplexity);
+}
+
+/// Greedy continuations are the reference's as long as its first choice leads clearly.
+fn continuations_agree(subject: &mut Subject, alias: &str) {
+    const CLEAR: f32 = 1.0;
+    for case in fixtures::reference(alias).unwrap().greedy {
+        assert_eq!(subject.tokenizer.encode_with_specials(&case.prompt).unwrap(), case.prompt_ids);
+        let tokens: Vec<u32> = case.prompt_ids.iter().chain(&case.ids).copied().collect();
+        let first = case.prompt_ids.len() - 1;
+        subject.logits(&tokens, &mut |position, logits| {
+            let Some(step) = position.checked_sub(first) else { return };
+            let Some(wanted) = case.ids.get(step) else { return };
+            let best = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap();
+            let agrees = best == *wanted as usize || case.margins[step] < CLEAR;
+            assert!(agrees, "{alias}: '{}' step {step}: {best}, not {wanted}", case.prompt);
+        });
+    }
+}
+
+fn agrees(alias: &str) {
+    let mut subject = Subject::open(alias);
+    logits_agree(&mut subject, alias);
+    continuations_agree(&mut subject, alias);
+    perplexity_agrees(&mut subject, alias);
+}
+
+#[test]
+fn smollm2_135m_agrees_with_its_reference() {
+    agrees("smollm2-135m");
+}
+
+#[test]
+fn qwen_0_5b_agrees_with_its_reference() {
+    agrees("qwen2.5-coder-0.5b");
+}
+
+#[test]
+fn qwen_1_5b_agrees_with_its_reference() {
+    agrees("qwen2.5-coder-1.5b");
+}
