@@ -17,6 +17,8 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     setup::run(&setup::Options::default())?;
     let mut demo = Command::new(program());
+    // Named, because with a build folder elsewhere the program does not find them beside itself.
+    demo.arg("--guests").arg(root().join("target/guests"));
     demo.arg("demo").args(&options.arguments).current_dir(root());
     run_process(&mut demo, "the demonstration")
 }

@@ -24,63 +24,80 @@ struct Step {
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let start = Instant::now();
-    let mut steps = Vec::new();
-    let result = all(options, &mut steps);
+    let mut steps = Steps::default();
+    all(options, &mut steps);
     println!();
-    for step in &steps {
+    for step in &steps.done {
         let verdict = if step.passed { "ok" } else { "FAILED" };
         println!("{verdict:>6}  {:<24} {:>12}", step.name, seconds(step.took));
     }
-    match &result {
-        Ok(()) => println!("test: all {} steps passed in {}", steps.len(), seconds(start.elapsed())),
-        Err(_) => println!("test: failed after {}", seconds(start.elapsed())),
+    let failed = steps.done.iter().filter(|step| !step.passed).count();
+    let took = seconds(start.elapsed());
+    if failed == 0 {
+        println!("test: all {} steps passed in {took}", steps.done.len());
+        Ok(())
+    } else {
+        Err(Failure::Other(format!("test: {failed} of {} steps failed, {took}", steps.done.len())))
     }
-    result
 }
 
-fn all(options: &Options, steps: &mut Vec<Step>) -> Result<(), Failure> {
-    // Cheap steps first, so that a slip is told before the long builds.
-    step(steps, "format", || {
+/// Every step, also after one that failed, so that one run tells everything; but nothing without a build.
+fn all(options: &Options, steps: &mut Steps) {
+    let denied = ["--", "-D", "warnings"];
+    steps.run("format", || {
         run_process(cargo().args(["fmt", "--all", "--check"]), "cargo fmt")?;
         run_process(guests().args(["fmt", "--all", "--check"]), "cargo fmt in guests")
-    })?;
-    step(steps, "tidy", || tidy::run(&tidy::Options::default()))?;
-    step(steps, "build", || {
+    });
+    steps.run("tidy", || tidy::run(&tidy::Options::default()));
+    let built = steps.run("build", || {
         run_process(cargo().args(["test", "--workspace", "--no-run"]), "building the tests")
-    })?;
-    step(steps, "setup", || {
+    });
+    if !built {
+        return;
+    }
+    let ready = steps.run("setup", || {
         setup::machine()?;
         if options.no_models {
             return Ok(());
         }
         setup::models(&setup::Options::default())
-    })?;
-    step(steps, "clippy", || {
-        run_process(
-            cargo().args(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]),
-            "cargo clippy",
-        )
-    })?;
-    step(steps, "clippy of guests", || {
-        run_process(
-            guests().args(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]),
-            "cargo clippy in guests",
-        )
-    })?;
-    step(steps, "documentation", || {
-        run_process(
-            cargo().env("RUSTDOCFLAGS", "-D warnings").args(["doc", "--quiet", "--workspace", "--no-deps"]),
-            "cargo doc",
-        )?;
-        run_process(
-            guests().env("RUSTDOCFLAGS", "-D warnings").args(["doc", "--quiet", "--workspace", "--no-deps"]),
-            "cargo doc in guests",
-        )
-    })?;
-    step(steps, "tests of guests", || {
-        run_process(guests().args(["test", "--quiet", "--workspace"]), "cargo test in guests")
-    })?;
-    step(steps, "tests", || run_process(cargo().args(["test", "--quiet", "--workspace"]), "cargo test"))
+    });
+    if ready {
+        steps.run("tests", || run_process(cargo().args(["test", "--quiet", "--workspace"]), "cargo test"));
+        steps.run("tests of guests", || {
+            run_process(guests().args(["test", "--quiet", "--workspace"]), "cargo test in guests")
+        });
+    }
+    steps.run("clippy", || {
+        let arguments = ["clippy", "--quiet", "--workspace", "--all-targets"];
+        run_process(cargo().args(arguments).args(denied), "cargo clippy")?;
+        run_process(guests().args(arguments).args(denied), "cargo clippy in guests")
+    });
+    steps.run("documentation", || {
+        let arguments = ["doc", "--quiet", "--workspace", "--no-deps"];
+        run_process(cargo().env("RUSTDOCFLAGS", "-D warnings").args(arguments), "cargo doc")?;
+        run_process(guests().env("RUSTDOCFLAGS", "-D warnings").args(arguments), "cargo doc in guests")
+    });
+}
+
+/// The steps so far.
+#[derive(Default)]
+struct Steps {
+    done: Vec<Step>,
+}
+
+impl Steps {
+    /// Runs a step and says so; whether it passed.
+    fn run(&mut self, name: &'static str, action: impl FnOnce() -> Result<(), Failure>) -> bool {
+        println!("\n== {name}");
+        let start = Instant::now();
+        let result = action();
+        if let Err(failure) = &result {
+            eprintln!("error: {failure}");
+        }
+        self.done.push(Step { name, took: start.elapsed(), passed: result.is_ok() });
+        result.is_ok()
+    }
 }
 
 /// Cargo in the workspace of the guests, for the host: a folder of its own keeps the lock files apart.
@@ -88,16 +105,4 @@ fn guests() -> Command {
     let mut command = cargo();
     command.current_dir(root().join("guests")).env("CARGO_TARGET_DIR", target_dir().join("guests-native"));
     command
-}
-
-fn step(
-    steps: &mut Vec<Step>,
-    name: &'static str,
-    action: impl FnOnce() -> Result<(), Failure>,
-) -> Result<(), Failure> {
-    println!("\n== {name}");
-    let start = Instant::now();
-    let result = action();
-    steps.push(Step { name, took: start.elapsed(), passed: result.is_ok() });
-    result
 }
