@@ -9,6 +9,7 @@ mod add;
 mod attention;
 mod backend;
 mod buffer;
+pub mod ceiling;
 mod check;
 mod embed;
 mod exp;

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use kernels::cpu::{CpuBackend, CpuOptions};
+use kernels::cpu::{CpuBackend, CpuOptions, ceiling};
 
-use super::{Figure, ceiling, median};
+use super::{Figure, median};
 use crate::engine::{self, Engine, EngineOptions, LogitRows, SequenceRows};
 use crate::error::Error;
 use crate::kv::pool::PagePool;

@@ -1,7 +1,6 @@
 //! Benchmarks. Speed is a ratio measured in one run, interleaved; each line is one JSON object
 //! `{bench, case, metric, value, unit, against, ratio, n}`.
 
-mod ceiling;
 pub mod engine;
 pub mod restore;
 

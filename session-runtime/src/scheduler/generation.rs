@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use super::view::Finish;
 use crate::engine::sampler::{PENALTY_WINDOW, SamplingParams, sample};
 use crate::error::Error;
 use crate::models::constraint::Constraint;
 use crate::models::tokenizer::{StreamDecoder, Tokenizer};
-use crate::session::spec::Finish;
 
 /// What a session asks of the scheduler for one message.
 pub struct GenerationRequest {

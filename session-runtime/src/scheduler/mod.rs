@@ -13,6 +13,7 @@ mod saving;
 mod sequence;
 mod stepping;
 mod tier;
+mod view;
 mod worker;
 
 use std::sync::Arc;
@@ -29,10 +30,9 @@ use crate::error::{Error, ErrorKind};
 use crate::kv::contract::Contract;
 use crate::restore::plan::RestoreMode;
 use crate::restore::report::RestoreReport;
-use crate::session::spec::Finish;
-use crate::session::view::{KvTransition, KvView};
 
 pub use generation::GenerationRequest;
+pub use view::{Finish, KvTransition, KvView};
 
 /// Messages that may wait for the scheduler.
 const INBOX_MESSAGES: usize = 4096;

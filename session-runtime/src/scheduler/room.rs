@@ -5,13 +5,12 @@ use std::time::Instant;
 
 use kernels::backend::Backend;
 
-use super::Reply;
 use super::worker::{Phase, Purpose, Worker, busy};
+use super::{KvTransition, Reply};
 use crate::error::{Error, ErrorKind};
 use crate::kv::chunk::chunks;
 use crate::kv::state::{KvEvent, KvState};
 use crate::kv::table::BlockTable;
-use crate::session::view::KvTransition;
 
 impl<B: Backend> Worker<B> {
     /// Admits waiting jobs, oldest first. A job that finds no room keeps younger ones waiting, so that

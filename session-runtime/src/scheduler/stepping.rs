@@ -5,13 +5,12 @@ use std::time::Instant;
 
 use kernels::backend::Backend;
 
-use super::GenerationEvent;
 use super::generation::Outcome;
 use super::worker::{Phase, Purpose, Worker};
+use super::{Finish, GenerationEvent};
 use crate::engine::{LogitRows, SequenceRows};
 use crate::error::Error;
 use crate::kv::state::{KvEvent, KvState};
-use crate::session::spec::Finish;
 
 /// Rows of one session in a step.
 struct Share {

@@ -15,7 +15,10 @@ use super::restoring::RestoreRun;
 use super::saving::Saver;
 use super::sequence::Sequence;
 use super::tier::{Tier, TierAnswer, TierRequest};
-use super::{Command, DeviceView, GenerationEvent, KvObserver, Message, Reply, SchedulerOptions};
+use super::{
+    Command, DeviceView, Finish, GenerationEvent, KvObserver, KvTransition, KvView, Message, Reply,
+    SchedulerOptions,
+};
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
 use crate::kv::contract::{Contract, Digest};
@@ -25,8 +28,6 @@ use crate::kv::table::BlockTable;
 use crate::restore::cost::Costs;
 use crate::restore::plan::RestoreMode;
 use crate::restore::report::RestoreReport;
-use crate::session::spec::Finish;
-use crate::session::view::{KvTransition, KvView};
 
 /// How often idle sessions are looked at, and the longest sleep while a restore waits for its tier.
 const TICK: Duration = Duration::from_millis(200);

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use crate::models::template::Role;
+pub use crate::scheduler::Finish;
 
 /// What a segment holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
@@ -190,22 +191,6 @@ pub struct GenerateOptions {
     pub constraint: ConstraintSpec,
     /// Text the message begins with, given rather than sampled.
     pub prefix: String,
-}
-
-/// Why a message of the model ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Finish {
-    /// The model ended its turn.
-    EndOfTurn,
-    /// A stop text appeared.
-    StopString,
-    /// The limit on tokens, or the end of the context.
-    MaxTokens,
-    /// The constraint allows nothing more.
-    ConstraintComplete,
-    /// Someone cancelled the turn.
-    Cancelled,
 }
 
 /// A piece of a message of the model.

@@ -4,8 +4,8 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::spec::{Retention, SegmentKind, SessionSpec};
-use crate::kv::state::KvState;
 use crate::restore::report::RestoreReport;
+pub use crate::scheduler::{KvTransition, KvView};
 
 /// Where a session stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize, utoipa::ToSchema)]
@@ -120,44 +120,6 @@ pub struct TurnError {
     pub code: String,
     /// One sentence.
     pub message: String,
-}
-
-/// Where a session's KV is.
-#[derive(Clone, Debug, PartialEq, Serialize, utoipa::ToSchema)]
-pub struct KvView {
-    /// State.
-    pub state: KvState,
-    /// Tokens in the history.
-    pub tokens: u64,
-    /// Tokens whose KV is on the device.
-    pub resident_tokens: u64,
-    /// Tokens whose cells are on disk.
-    pub saved_tokens: u64,
-    /// Bytes of the device pages the session's tables name (shared pages counted in each).
-    pub device_bytes: u64,
-    /// Pages shared with another session.
-    pub shared_pages: u64,
-    /// When the soft TTL ends, milliseconds since the Unix epoch; absent while active.
-    pub idle_deadline_ms: Option<u64>,
-    /// What the last restore did.
-    pub last_restore: Option<RestoreReport>,
-}
-
-/// A change of KV state.
-#[derive(Clone, Debug, PartialEq, Serialize, serde::Deserialize, utoipa::ToSchema)]
-pub struct KvTransition {
-    /// From.
-    pub from: KvState,
-    /// To.
-    pub to: KvState,
-    /// Why: `turn`, `tool_call`, `end_of_turn`, `pressure`, `command`, `ttl`, `restart`, `fork`, `cut`.
-    pub reason: String,
-    /// Tokens concerned.
-    pub tokens: u64,
-    /// Bytes moved.
-    pub bytes: u64,
-    /// Time taken, milliseconds.
-    pub ms: f64,
 }
 
 /// A segment as clients see it.

@@ -1,4 +1,4 @@
-//! Ceilings of this machine, measured in the same run as what is compared with them.
+//! Ceilings of this machine, to be measured in the same run as what is compared with them.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -7,7 +7,7 @@ use std::time::Instant;
 const READ_BYTES: usize = 512 << 20;
 
 /// Bytes per second that `threads` threads read from memory together.
-pub(super) fn memory_read(threads: usize) -> f64 {
+pub fn memory_read(threads: usize) -> f64 {
     let words = vec![1_u64; READ_BYTES / 8];
     let part = words.len().div_ceil(threads.max(1));
     let begun = Instant::now();

@@ -1,0 +1,60 @@
+//! What the scheduler tells of KV and messages; clients see it unchanged.
+
+use serde::{Deserialize, Serialize};
+
+use crate::kv::state::KvState;
+use crate::restore::report::RestoreReport;
+
+/// Why a message of the model ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Finish {
+    /// The model ended its turn.
+    EndOfTurn,
+    /// A stop text appeared.
+    StopString,
+    /// The limit on tokens, or the end of the context.
+    MaxTokens,
+    /// The constraint allows nothing more.
+    ConstraintComplete,
+    /// Someone cancelled the turn.
+    Cancelled,
+}
+
+/// Where a session's KV is.
+#[derive(Clone, Debug, PartialEq, Serialize, utoipa::ToSchema)]
+pub struct KvView {
+    /// State.
+    pub state: KvState,
+    /// Tokens in the history.
+    pub tokens: u64,
+    /// Tokens whose KV is on the device.
+    pub resident_tokens: u64,
+    /// Tokens whose cells are on disk.
+    pub saved_tokens: u64,
+    /// Bytes of the device pages the session's tables name (shared pages counted in each).
+    pub device_bytes: u64,
+    /// Pages shared with another session.
+    pub shared_pages: u64,
+    /// When the soft TTL ends, milliseconds since the Unix epoch; absent while active.
+    pub idle_deadline_ms: Option<u64>,
+    /// What the last restore did.
+    pub last_restore: Option<RestoreReport>,
+}
+
+/// A change of KV state.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct KvTransition {
+    /// From.
+    pub from: KvState,
+    /// To.
+    pub to: KvState,
+    /// Why: `turn`, `tool_call`, `end_of_turn`, `pressure`, `command`, `ttl`, `restart`, `fork`, `cut`.
+    pub reason: String,
+    /// Tokens concerned.
+    pub tokens: u64,
+    /// Bytes moved.
+    pub bytes: u64,
+    /// Time taken, milliseconds.
+    pub ms: f64,
+}
