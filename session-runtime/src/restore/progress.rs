@@ -298,7 +298,7 @@ mod tests {
     fn i4_a_stuck_tier_is_taken_over_chunk_by_chunk() {
         let mut progress = Progress::new(&chunks(2), &[0, 0], LAYERS, 8, RestoreMode::Planned);
         let (compute, load) = (|_: usize| 1.0, |_: usize, _: usize| 0.1);
-        let mut ask = |progress: &mut Progress, stalled| progress.next(4, &outlook(&compute, &load, stalled));
+        let ask = |progress: &mut Progress, stalled| progress.next(4, &outlook(&compute, &load, stalled));
         assert_eq!(ask(&mut progress, 0.0), Action::Load { chunk: 1, first_layer: 0 });
         assert_eq!(ask(&mut progress, 0.0), Action::Load { chunk: 0, first_layer: 0 });
         assert_eq!(ask(&mut progress, 0.5), Action::Wait);

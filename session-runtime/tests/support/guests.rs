@@ -1,6 +1,6 @@
 //! Real guests for tests: the project's own components, and small ones written in WebAssembly text
 //! against the project's own WIT.
-#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
