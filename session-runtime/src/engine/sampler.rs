@@ -171,7 +171,7 @@ mod tests {
         };
         assert_eq!(kept(SamplingParams { top_k: 2, ..params(1.0) }), [0, 1]);
         assert_eq!(kept(SamplingParams { top_p: 0.65, ..params(1.0) }), [0, 1]);
-        assert_eq!(kept(SamplingParams { min_p: 0.5, ..params(1.0) }), [0, 1, 2]);
+        assert_eq!(kept(SamplingParams { min_p: 0.4, ..params(1.0) }), [0, 1, 2]);
     }
 
     #[test]
