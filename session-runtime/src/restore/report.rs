@@ -61,6 +61,15 @@ impl RestoreReport {
         }
     }
 
+    /// Rounds times to microseconds, so that the report reads back from text as it was written.
+    pub fn round_times(&mut self) {
+        let times =
+            [&mut self.predicted_ms, &mut self.predicted_recompute_ms, &mut self.ms, &mut self.compute_ms];
+        for time in times {
+            *time = (*time * 1e3).round() / 1e3;
+        }
+    }
+
     /// Cells that could not be used.
     pub fn cells_refused(&self) -> u64 {
         self.refused.iter().map(|refusal| refusal.cells).sum()

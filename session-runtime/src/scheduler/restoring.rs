@@ -223,6 +223,7 @@ impl<B: Backend> Worker<B> {
         let ms = run.begun.elapsed().as_secs_f64() * 1e3;
         let mut report = run.progress.finish(run.resident);
         report.ms = ms;
+        report.round_times();
         if let Some(sequence) = self.sequences.get_mut(session) {
             sequence.computed = sequence.known;
             sequence.saved_chunks = run.saved_chunks;
