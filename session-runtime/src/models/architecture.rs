@@ -17,13 +17,13 @@ pub enum ArchitectureError {
     /// The metadata or tensor directory lacks something or has it in another type.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// An architecture that is not implemented.
+    /// An architecture this version does not know.
     #[error("architecture `{found}` is not supported (supported: llama, qwen2)")]
     Unsupported {
         /// `general.architecture` of the file.
         found: String,
     },
-    /// A feature of the architecture that is not implemented.
+    /// A feature of the architecture this version does not know.
     #[error("{feature} is not supported: {found} (supported: {supported})")]
     Feature {
         /// The feature.
@@ -404,7 +404,7 @@ impl Keys<'_> {
         Ok(head_dim)
     }
 
-    /// Features that change the numbers and are not implemented.
+    /// Features that change the numbers and that this version does not know.
     fn refuse_unsupported(&self) -> Result<(), ArchitectureError> {
         let scaling = self.key("rope.scaling.type");
         if let Some(found) = self.gguf.get(&scaling).map(|v| v.as_str().unwrap_or("not a string"))

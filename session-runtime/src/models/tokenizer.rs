@@ -30,13 +30,13 @@ pub enum TokenizerError {
     /// The metadata lacks something or has it in another type.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// A kind of tokenizer that is not implemented.
+    /// A kind of tokenizer this version does not know.
     #[error("tokenizer `{found}` is not supported (supported: gpt2, byte-level BPE)")]
     Model {
         /// `tokenizer.ggml.model` of the file.
         found: String,
     },
-    /// A pre-tokenizer that is not implemented; another one would give other tokens.
+    /// A pre-tokenizer this version does not know; another one would give other tokens.
     #[error("pre-tokenizer `{found}` is not supported (supported: smollm, qwen2)")]
     PreTokenizer {
         /// `tokenizer.ggml.pre` of the file.
