@@ -4,7 +4,7 @@
 //! block tables and weights reach it as plain slices.
 //!
 //! Layout: [`formats`] names the storage types of weights, [`cpu`] is the backend that runs on the
-//! host's processor, and [`reference`] keeps the slow, obvious twin of every kernel under the same
+//! host's processor, and [`mod@reference`] keeps the slow, obvious twin of every kernel under the same
 //! name, as the oracle of its tests.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 

@@ -1,6 +1,6 @@
 //! The backend that runs on the host's processor.
 //!
-//! Every kernel is one generic function over [`lanes::Lanes`]: a lane owns one output row, key or
+//! Every kernel is one generic function over `lanes::Lanes`: a lane owns one output row, key or
 //! channel and walks its sum in scalar order, so all instruction sets, thread counts and batch shapes give
 //! the same bits (invariant I1). Work is cut by data into items for the worker pool. This folder alone knows
 //! intrinsics and threads of the kernels; it knows no session and no file format beyond weight blocks.

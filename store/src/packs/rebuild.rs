@@ -14,6 +14,14 @@ use crate::meta::{Op, keys};
 use crate::recovery::RecoveryReport;
 use crate::sync::lock;
 
+/// What stands in a pack.
+#[derive(Default)]
+struct Walked {
+    found: Vec<(CellId, CellLocation)>,
+    /// Offsets of headers whose payload is not all there.
+    torn: Vec<u64>,
+}
+
 impl PackStore {
     /// Opens the packs in the directory with what the index on disk says of them.
     pub(crate) fn open(
@@ -95,7 +103,14 @@ impl PackStore {
         report: &mut RebuildReport,
     ) -> io::Result<Result<(), CellError>> {
         let file = self.open_pack(pack)?;
-        let found = self.walk(&*file, pack, from, check_payloads, report)?;
+        let Walked { found, torn } = self.walk(&*file, pack, from, check_payloads, report)?;
+        if !torn.is_empty() {
+            // Later cells may stand where a torn one claims its payload: no later walk may believe its length.
+            for at in torn {
+                file.write_at(at, &[0; CELL_HEADER])?;
+            }
+            file.sync_data()?;
+        }
         let end = file.len()?;
         let index_batches = || -> Result<(), CellError> {
             for some in found.chunks(MAX_META_BATCH / 2) {
@@ -126,9 +141,9 @@ impl PackStore {
         from: u64,
         check_payloads: bool,
         report: &mut RebuildReport,
-    ) -> io::Result<Vec<(CellId, CellLocation)>> {
+    ) -> io::Result<Walked> {
         let len = file.len()?;
-        let mut found = Vec::new();
+        let mut walked = Walked::default();
         let mut at = from.next_multiple_of(ALIGN);
         while at + CELL_HEADER as u64 <= len {
             let mut bytes = [0; CELL_HEADER];
@@ -146,13 +161,15 @@ impl PackStore {
                 || (check_payloads && !payload_is_good(file, at, &header)?)
             {
                 report.damaged_cells += 1;
+                walked.torn.push(at);
+                at += ALIGN;
             } else {
-                found.push((header.id, header.place(pack, at)));
+                walked.found.push((header.id, header.place(pack, at)));
                 report.cells += 1;
+                at += record_len(header.len);
             }
-            at += record_len(header.len);
         }
-        Ok(found)
+        Ok(walked)
     }
 
     /// Throws the cell index away and makes it again from the headers of all packs. Only the newest pack's payloads
