@@ -130,7 +130,7 @@ fn main() {
     let mut args = std::env::args().skip(1);
     let threads = args.next().and_then(|text| text.parse().ok()).unwrap_or(0);
     let filter = args.next().unwrap_or_default();
-    let backend = CpuBackend::new(CpuOptions { threads, isa: None }).unwrap();
+    let backend = CpuBackend::new(CpuOptions { threads, ..CpuOptions::default() }).unwrap();
     println!("{}", backend.describe());
     let big = vec![1u64; 16 << 20];
     for &(name, format, outputs, inputs, _) in SHAPES.iter().filter(|shape| shape.0.contains(&filter)) {

@@ -130,16 +130,6 @@ pub trait Backend: Send + Sync + 'static {
         out: &mut Self::Tensor,
         rows: usize,
     ) -> Result<(), KernelError>;
-    /// The same with the activations kept to about 15 bits instead of 8, where a backend rounds them at all: for
-    /// products whose inputs have large outliers.
-    fn linear_fine(
-        &self,
-        weights: &Self::Matrix,
-        bias: Option<&Self::Vector>,
-        x: &Self::Tensor,
-        out: &mut Self::Tensor,
-        rows: usize,
-    ) -> Result<(), KernelError>;
     /// `out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight`.
     fn rms_norm(
         &self,

@@ -4,7 +4,7 @@
 mod sample;
 
 use kernels::backend::{Backend, RopePairing};
-use kernels::cpu::{CpuBackend, CpuOptions, CpuTensor, Isa, best_isa};
+use kernels::cpu::{CpuBackend, CpuOptions, CpuTensor, Isa, Precision, best_isa};
 use kernels::error::KernelError;
 use kernels::reference;
 use proptest::prelude::*;
@@ -149,17 +149,21 @@ fn shapes_and_positions_are_checked() {
 
 #[test]
 fn options_are_checked_and_described() {
-    let backend = CpuBackend::new(CpuOptions { threads: 2, isa: Some(Isa::Scalar) }).unwrap();
+    let backend =
+        CpuBackend::new(CpuOptions { threads: 2, isa: Some(Isa::Scalar), ..CpuOptions::default() }).unwrap();
     assert_eq!((backend.threads(), backend.isa()), (2, Isa::Scalar));
-    assert_eq!((backend.name(), backend.numerics_class()), ("cpu", "cpu-1"));
+    assert_eq!((backend.name(), backend.numerics_class()), ("cpu", "cpu-2-fast"));
+    let fine = CpuBackend::new(CpuOptions { precision: Precision::Fine, ..CpuOptions::default() }).unwrap();
+    assert_eq!(fine.numerics_class(), "cpu-2-fine");
     assert_eq!(backend.describe(), "CPU, scalar, 2 threads");
     assert!(CpuBackend::new(CpuOptions::default()).unwrap().threads() >= 1);
     assert!(matches!(
-        CpuBackend::new(CpuOptions { threads: 100_000, isa: None }),
+        CpuBackend::new(CpuOptions { threads: 100_000, ..CpuOptions::default() }),
         Err(KernelError::OutOfRange { .. })
     ));
     if !Isa::Avx2.is_available() {
-        let refused = CpuBackend::new(CpuOptions { threads: 1, isa: Some(Isa::Avx2) }).err();
+        let refused =
+            CpuBackend::new(CpuOptions { threads: 1, isa: Some(Isa::Avx2), ..CpuOptions::default() }).err();
         assert_eq!(refused, Some(KernelError::MissingIsa { isa: "AVX2" }));
     }
 }

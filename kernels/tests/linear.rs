@@ -4,7 +4,7 @@
 mod sample;
 
 use kernels::backend::{Backend, MatrixSpec};
-use kernels::cpu::{CpuBackend, Isa, best_isa};
+use kernels::cpu::{CpuBackend, CpuOptions, Isa, Precision, best_isa};
 use kernels::error::KernelError;
 use kernels::formats::TensorType;
 use kernels::reference;
@@ -57,6 +57,10 @@ impl Case {
     }
 }
 
+fn precise(threads: usize, isa: Isa, precision: Precision) -> CpuBackend {
+    CpuBackend::new(CpuOptions { threads, isa: Some(isa), precision }).unwrap()
+}
+
 fn any_format() -> impl Strategy<Value = TensorType> {
     proptest::sample::select(TensorType::ALL.to_vec())
 }
@@ -69,18 +73,22 @@ proptest! {
         format in any_format(), outputs in 1usize..70, blocks in 1usize..6, rows in 1usize..80, seed: u64,
     ) {
         let case = Case::new(format, outputs, blocks, rows, seed);
-        let want = bits(&case.run(&backend(1, Isa::Scalar), 0, rows));
-        for threads in [1, 2, 3] {
-            prop_assert_eq!(&bits(&case.run(&backend(threads, best_isa()), 0, rows)), &want);
+        for precision in [Precision::Fast, Precision::Fine] {
+            let want = bits(&case.run(&precise(1, Isa::Scalar, precision), 0, rows));
+            for (threads, isa) in (1..).zip(Isa::available()) {
+                let got = bits(&case.run(&precise(threads, isa, precision), 0, rows));
+                prop_assert_eq!(&got, &want, "{}", isa.name());
+            }
         }
     }
 
     #[test]
     fn i1_linear_gives_a_row_the_same_bits_in_any_company(
-        format in any_format(), outputs in 1usize..40, blocks in 1usize..6, rows in 2usize..150, cut in 1usize..150, seed: u64,
+        format in any_format(), outputs in 1usize..40, blocks in 1usize..6, rows in 2usize..150, cut in 1usize..150,
+        fine: bool, seed: u64,
     ) {
         let case = Case::new(format, outputs, blocks, rows, seed);
-        let backend = backend(2, best_isa());
+        let backend = precise(2, best_isa(), if fine { Precision::Fine } else { Precision::Fast });
         let want = bits(&case.run(&backend, 0, rows));
         let mut pieces = Vec::new();
         for first in (0..rows).step_by(cut) {
@@ -108,13 +116,16 @@ proptest! {
 
     #[test]
     fn linear_is_within_the_rounding_of_its_inputs(
-        format in any_format(), outputs in 1usize..30, blocks in 1usize..5, rows in 1usize..20, seed: u64,
+        format in any_format(), outputs in 1usize..30, blocks in 1usize..5, rows in 1usize..20,
+        fine: bool, seed: u64,
     ) {
         let case = Case::new(format, outputs, blocks, rows, seed);
         let cols = case.spec.cols;
+        // The second digit counts in 254ths of the first's steps.
+        let (precision, units) = if fine { (Precision::Fine, 254.0) } else { (Precision::Fast, 1.0) };
         let weights = reference::dequantise("t", format, &case.bytes).unwrap();
         let want = reference::linear(&case.x, &weights, Some(&case.bias), cols);
-        let got = case.run(&backend(2, best_isa()), 0, rows);
+        let got = case.run(&precise(2, best_isa(), precision), 0, rows);
         for (i, (got, want)) in got.iter().zip(&want).enumerate() {
             let (row, output) = (i / outputs, i % outputs);
             let (x, w) = (&case.x[row * cols..][..cols], &weights[output * cols..][..cols]);
@@ -123,7 +134,7 @@ proptest! {
             for (x, w) in x.chunks(32).zip(w.chunks(32)) {
                 let step = if format.is_quantised() { x.iter().fold(0.0f32, |m, v| m.max(v.abs())) / 127.0 } else { 0.0 };
                 for (x, w) in x.iter().zip(w) {
-                    bound += f64::from(w.abs()) * (0.501 * f64::from(step) + 2e-6 * f64::from(x.abs()));
+                    bound += f64::from(w.abs()) * (0.501 * f64::from(step) / units + 2e-6 * f64::from(x.abs()));
                     // Minima and codes of affine formats are summed apart and may cancel.
                     bound += 1e-5 * f64::from(step);
                 }

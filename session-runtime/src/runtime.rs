@@ -122,7 +122,8 @@ impl Runtime {
         let (store, model, backend) = tokio::task::spawn_blocking(move || {
             let store = open_store(&opening)?;
             let model = crate::models::open(&opening.model)?;
-            let backend = CpuBackend::new(CpuOptions { threads: opening.thread_count(), isa: None })?;
+            let backend =
+                CpuBackend::new(CpuOptions { threads: opening.thread_count(), ..CpuOptions::default() })?;
             Ok::<_, Error>((store, model, Arc::new(backend)))
         })
         .await

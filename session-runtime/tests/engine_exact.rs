@@ -13,7 +13,7 @@ const TOKENS: usize = 97;
 
 fn open(alias: &str, threads: usize) -> Engine<CpuBackend> {
     let model = models::open(alias).unwrap();
-    let backend = Arc::new(CpuBackend::new(CpuOptions { threads, isa: None }).unwrap());
+    let backend = Arc::new(CpuBackend::new(CpuOptions { threads, ..CpuOptions::default() }).unwrap());
     let options = EngineOptions { budget_bytes: 256 << 20, context_length: 512, step_rows: 128 };
     engine::open(backend, &model, options).unwrap()
 }

@@ -24,7 +24,7 @@ struct Subject {
 impl Subject {
     fn open(alias: &str) -> Self {
         let model = models::open(alias).unwrap();
-        let backend = Arc::new(CpuBackend::new(CpuOptions { threads: 2, isa: None }).unwrap());
+        let backend = Arc::new(CpuBackend::new(CpuOptions { threads: 2, ..CpuOptions::default() }).unwrap());
         let options = EngineOptions { budget_bytes: 192 << 20, context_length: 4096, step_rows: STEP_ROWS };
         let engine = engine::open(backend, &model, options).unwrap();
         let pool = PagePool::new(engine.pool_spec().pages);

@@ -7,13 +7,12 @@ use super::attention::{Attention, attention};
 use super::buffer::Buffer;
 use super::lanes::dispatch;
 use super::linear::{Product, linear};
-use super::linear_fine::{Digits, linear_fine};
 use super::norm::RmsNorm;
 use super::quantise::Activations;
 use super::rope::Rotate;
 use super::swiglu::SwiGlu;
 use super::workers::{Disjoint, MAX_THREADS, Workers};
-use super::{CpuMatrix, CpuOptions, CpuPool, CpuRope, CpuVector, Isa, best_isa, check, embed};
+use super::{CpuMatrix, CpuOptions, CpuPool, CpuRope, CpuVector, Isa, Precision, best_isa, check, embed};
 use crate::backend::{
     AttentionShape, Backend, MatrixSpec, PageId, PoolSpec, RopePairing, RowGroup, cell_bytes,
 };
@@ -45,10 +44,9 @@ impl CpuTensor {
 /// The backend that runs on the host's processor. Calls from several threads take turns.
 pub struct CpuBackend {
     isa: Isa,
+    precision: Precision,
     workers: Workers,
     activations: Mutex<Activations>,
-    /// Buffers of `linear_fine`.
-    digits: Mutex<Digits>,
 }
 
 impl CpuBackend {
@@ -67,9 +65,9 @@ impl CpuBackend {
         };
         Ok(Self {
             isa,
+            precision: options.precision,
             workers: Workers::new(threads)?,
             activations: Mutex::default(),
-            digits: Mutex::default(),
         })
     }
 
@@ -136,7 +134,10 @@ impl Backend for CpuBackend {
     }
 
     fn numerics_class(&self) -> &'static str {
-        "cpu-1"
+        match self.precision {
+            Precision::Fast => "cpu-2-fast",
+            Precision::Fine => "cpu-2-fine",
+        }
     }
 
     fn describe(&self) -> String {
@@ -200,29 +201,7 @@ impl Backend for CpuBackend {
         let out = out.head_mut("linear", rows)?;
         let job = Product { matrix: weights, bias: bias.map(|bias| bias.values.as_slice()), x, rows };
         let mut scratch = self.activations.lock().unwrap_or_else(PoisonError::into_inner);
-        linear(self.isa, &self.workers, &mut scratch, &job, out);
-        Ok(())
-    }
-
-    fn linear_fine(
-        &self,
-        weights: &CpuMatrix,
-        bias: Option<&CpuVector>,
-        x: &CpuTensor,
-        out: &mut CpuTensor,
-        rows: usize,
-    ) -> Result<(), KernelError> {
-        check::equal("linear_fine", "columns of x", weights.cols, x.cols)?;
-        check::equal("linear_fine", "columns of out", weights.rows, out.cols)?;
-        if let Some(bias) = bias {
-            check::equal("linear_fine", "length of bias", weights.rows, bias.values.len())?;
-        }
-        let x = x.head("linear_fine", rows)?;
-        let out = out.head_mut("linear_fine", rows)?;
-        let job = Product { matrix: weights, bias: bias.map(|bias| bias.values.as_slice()), x, rows };
-        let mut scratch = self.activations.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut digits = self.digits.lock().unwrap_or_else(PoisonError::into_inner);
-        linear_fine(self.isa, &self.workers, &mut scratch, &mut digits, &job, out);
+        linear(self.isa, self.precision, &self.workers, &mut scratch, &job, out);
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use super::lanes_scalar::Scalar;
 /// Lanes of a vector.
 pub(crate) const LANES: usize = 8;
 
-/// Eight lanes of f32 (`F`), of i32 (`I`), of two i16 (`H`) and of four bytes (`B`).
+/// Eight lanes of f32 (`F`), of i32 (`I`), of running integer sums (`H`) and of four bytes (`B`).
 ///
 /// A value of an implementing type is a proof that the processor has the instructions.
 pub(crate) trait Lanes: Copy + Send + Sync + 'static {
@@ -18,10 +18,18 @@ pub(crate) trait Lanes: Copy + Send + Sync + 'static {
     type F: Copy;
     /// Eight i32.
     type I: Copy;
-    /// Sixteen i16, two to a lane.
+    /// Integer sums of products: an i32 to a lane where [`Lanes::WHOLE`], else two i16.
     type H: Copy;
     /// Thirty-two bytes, four to a lane.
     type B: Copy;
+    /// Two vectors walked as one.
+    type Wide: Wide;
+
+    /// Whether `H` holds the sum of any number of products; if not, the caller keeps runs short.
+    const WHOLE: bool;
+
+    /// The operations on two vectors at once.
+    fn wide(self) -> Self::Wide;
 
     /// `v` in all lanes.
     fn splat(self, v: f32) -> Self::F;
@@ -77,24 +85,146 @@ pub(crate) trait Lanes: Copy + Send + Sync + 'static {
     fn with_bit_pair<const STEP: i32>(self, v: Self::B, plane: Self::B) -> Self::B;
     /// The same four bytes in all lanes.
     fn splat_quad(self, v: &[u8; 4]) -> Self::B;
-    /// Sums of two neighbouring products of unsigned `codes` and signed `values`. The caller keeps sums within i16.
-    fn dot_unsigned(self, codes: Self::B, values: Self::B) -> Self::H;
-    /// Sums of two neighbouring products of signed `codes` and signed `values` (`-127..=127`).
-    fn dot_signed(self, codes: Self::B, values: Self::B) -> Self::H;
-    /// Zero in all lanes.
-    fn zero_i16(self) -> Self::H;
-    /// The low and the high i16 of `v` in all lanes.
-    fn splat_i16_pair(self, v: u32) -> Self::H;
-    /// `a + b`, wrapping around.
-    fn add_i16(self, a: Self::H, b: Self::H) -> Self::H;
+    /// Signed bytes as [`Lanes::add_dot`] takes them: where `WHOLE`, 128 is added to each.
+    fn signed_codes(self, v: Self::B) -> Self::B;
+    /// Sums that start at `word`: one i32 where `WHOLE`, else two i16, the first in the low half.
+    fn start(self, word: u32) -> Self::H;
+    /// Adds the products of `codes` and signed `values` (`-127..=127`). Codes are unsigned; with `SIGNED` they come
+    /// from [`Lanes::signed_codes`].
+    fn add_dot<const SIGNED: bool>(self, sums: Self::H, codes: Self::B, values: Self::B) -> Self::H;
     /// `v`, computed before what follows: keeps the compiler from walking a tile row by row, which needs
     /// more registers than there are.
-    fn pin_i16(self, v: Self::H) -> Self::H;
-    /// Adds the two i16 of each lane.
-    fn sum_pairs(self, v: Self::H) -> Self::I;
+    fn pin(self, v: Self::H) -> Self::H;
+    /// The sum of each lane.
+    fn total(self, v: Self::H) -> Self::I;
 
     /// Asks for the cache line at `base + offset` ahead of its use; never faults.
     fn prefetch(self, base: &[u8], offset: usize);
+}
+
+/// Sixteen lanes: what a panel of activations is multiplied in. Each operation is that of [`Lanes`] on both halves.
+pub(crate) trait Wide: Copy {
+    /// Sixteen f32.
+    type F: Copy;
+    /// Sixteen i32.
+    type I: Copy;
+    /// Sixteen running sums.
+    type H: Copy;
+    /// Sixty-four bytes, four to a lane.
+    type B: Copy;
+
+    /// Tiles of activations that the registers have room for.
+    const TILES: usize;
+
+    /// `v` in all lanes.
+    fn splat(self, v: f32) -> Self::F;
+    /// Reads sixteen values.
+    fn load(self, v: &[[f32; LANES]; 2]) -> Self::F;
+    /// Writes sixteen values.
+    fn store(self, v: Self::F, out: &mut [[f32; LANES]; 2]);
+    /// `a * b`.
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`, rounded once.
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// Zeros.
+    fn zero_i32(self) -> Self::I;
+    /// `a + b`.
+    fn add_i32(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Rounds to f32.
+    fn to_f32(self, v: Self::I) -> Self::F;
+    /// Reads 64 bytes.
+    fn load_bytes(self, v: &[[u8; 32]; 2]) -> Self::B;
+    /// As [`Lanes::start`].
+    fn start(self, word: u32) -> Self::H;
+    /// As [`Lanes::add_dot`], with the same four values in all lanes.
+    fn add_dot<const SIGNED: bool>(self, sums: Self::H, codes: Self::B, values: &[u8; 4]) -> Self::H;
+    /// As [`Lanes::pin`].
+    fn pin(self, v: Self::H) -> Self::H;
+    /// As [`Lanes::total`].
+    fn total(self, v: Self::H) -> Self::I;
+}
+
+/// [`Wide`] out of two vectors.
+#[derive(Clone, Copy)]
+pub(crate) struct Two<L>(pub(crate) L);
+
+impl<L: Lanes> Wide for Two<L> {
+    type F = [L::F; 2];
+    type I = [L::I; 2];
+    type H = [L::H; 2];
+    type B = [L::B; 2];
+
+    const TILES: usize = 1;
+
+    #[inline(always)]
+    fn splat(self, v: f32) -> Self::F {
+        [self.0.splat(v); 2]
+    }
+
+    #[inline(always)]
+    fn load(self, v: &[[f32; LANES]; 2]) -> Self::F {
+        [self.0.load(&v[0]), self.0.load(&v[1])]
+    }
+
+    #[inline(always)]
+    fn store(self, v: Self::F, out: &mut [[f32; LANES]; 2]) {
+        self.0.store(v[0], &mut out[0]);
+        self.0.store(v[1], &mut out[1]);
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F {
+        [self.0.mul(a[0], b[0]), self.0.mul(a[1], b[1])]
+    }
+
+    #[inline(always)]
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        [self.0.fma(a[0], b[0], c[0]), self.0.fma(a[1], b[1], c[1])]
+    }
+
+    #[inline(always)]
+    fn zero_i32(self) -> Self::I {
+        [self.0.splat_i32(0); 2]
+    }
+
+    #[inline(always)]
+    fn add_i32(self, a: Self::I, b: Self::I) -> Self::I {
+        [self.0.add_i32(a[0], b[0]), self.0.add_i32(a[1], b[1])]
+    }
+
+    #[inline(always)]
+    fn to_f32(self, v: Self::I) -> Self::F {
+        [self.0.to_f32(v[0]), self.0.to_f32(v[1])]
+    }
+
+    #[inline(always)]
+    fn load_bytes(self, v: &[[u8; 32]; 2]) -> Self::B {
+        [self.0.load_bytes(&v[0]), self.0.load_bytes(&v[1])]
+    }
+
+    #[inline(always)]
+    fn start(self, word: u32) -> Self::H {
+        [self.0.start(word); 2]
+    }
+
+    #[inline(always)]
+    fn add_dot<const SIGNED: bool>(self, sums: Self::H, codes: Self::B, values: &[u8; 4]) -> Self::H {
+        let values = self.0.splat_quad(values);
+        [
+            self.0.add_dot::<SIGNED>(sums[0], codes[0], values),
+            self.0.add_dot::<SIGNED>(sums[1], codes[1], values),
+        ]
+    }
+
+    #[inline(always)]
+    fn pin(self, v: Self::H) -> Self::H {
+        [self.0.pin(v[0]), self.0.pin(v[1])]
+    }
+
+    #[inline(always)]
+    fn total(self, v: Self::H) -> Self::I {
+        [self.0.total(v[0]), self.0.total(v[1])]
+    }
 }
 
 /// A computation over lanes. `run` must be `#[inline(always)]`, and so must what it calls with lanes.
@@ -115,8 +245,13 @@ pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
             Some(lanes) => lanes.run(kernel),
             None => kernel.run(Scalar),
         },
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => match super::lanes_avx512::Avx512::detect() {
+            Some(lanes) => lanes.run(kernel),
+            None => kernel.run(Scalar),
+        },
         #[cfg(not(target_arch = "x86_64"))]
-        Isa::Avx2 => kernel.run(Scalar),
+        Isa::Avx2 | Isa::Avx512 => kernel.run(Scalar),
     }
 }
 
@@ -162,17 +297,34 @@ mod tests {
             put(l.pow2(l.add(l.splat(12_582_912.0), l.splat(-126.0))));
             put(l.pow2(l.add(l.splat(12_582_912.0), l.splat(127.0))));
             let (codes, values) = (l.load_bytes(&self.codes), l.load_bytes(&self.values));
-            let int = |h: L::H| l.to_f32(l.add_i32(l.splat_i32(-77), l.sum_pairs(h)));
-            put(int(l.dot_signed(codes, values)));
-            put(int(l.add_i16(l.splat_i16_pair(0x8123_7fff), l.dot_signed(codes, values))));
+            let int = |h: L::H| l.to_f32(l.add_i32(l.splat_i32(-77), l.total(h)));
+            let zero = l.start(0);
+            // `signed_codes` adds 128 to every code where sums are whole: taken off again by where the sum starts.
+            let quads = self.values.as_chunks::<4>().0;
+            let sum: i32 = quads[0].iter().map(|v| i32::from(*v as i8)).sum();
+            let start = if L::WHOLE { l.start((-128 * sum) as u32) } else { zero };
+            let splat = l.splat_quad(&quads[0]);
+            put(int(l.add_dot::<true>(start, l.signed_codes(codes), splat)));
             let low = l.low_nibbles(codes);
             let high = l.high_nibbles(codes);
-            put(int(l.add_i16(l.dot_unsigned(low, values), l.dot_unsigned(high, values))));
-            put(int(l.dot_unsigned(l.with_bit::<0>(low, codes), values)));
-            put(int(l.dot_unsigned(l.with_bit::<7>(low, codes), values)));
-            put(int(l.dot_unsigned(l.with_bit_pair::<0>(low, codes), values)));
-            put(int(l.dot_unsigned(l.with_bit_pair::<3>(high, codes), values)));
-            put(int(l.dot_unsigned(low, l.splat_quad(self.values.first_chunk().unwrap()))));
+            put(int(l.add_dot::<false>(l.add_dot::<false>(zero, low, values), high, values)));
+            put(int(l.add_dot::<false>(zero, l.with_bit::<0>(low, codes), values)));
+            put(int(l.add_dot::<false>(zero, l.with_bit::<7>(low, codes), values)));
+            put(int(l.add_dot::<false>(zero, l.with_bit_pair::<0>(low, codes), values)));
+            put(int(l.add_dot::<false>(zero, l.with_bit_pair::<3>(high, codes), values)));
+            put(int(l.add_dot::<false>(zero, low, splat)));
+            let w = l.wide();
+            let [a, b, c] = self.floats.map(|v| w.load(&[v, v.map(|v| v * 2.0)]));
+            let mut put = |v: <L::Wide as Wide>::F| {
+                let mut t = [[0.0; 8]; 2];
+                w.store(v, &mut t);
+                out.extend(t.into_iter().flatten().map(f32::to_bits));
+            };
+            put(w.mul(a, b));
+            put(w.fma(a, w.splat(0.3), c));
+            let both = w.load_bytes(&[self.codes.map(|v| v & 63), self.codes.map(|v| v >> 2)]);
+            let sums = w.pin(w.add_dot::<false>(w.start(0), both, &quads[1]));
+            put(w.to_f32(w.add_i32(w.zero_i32(), w.total(sums))));
             out
         }
     }
@@ -190,7 +342,9 @@ mod tests {
             let codes = [(); 32].map(|()| next() as u8);
             let values = [(); 32].map(|()| ((next() % 255) as i32 - 127) as u8);
             let make = || Probe { floats, halves, codes, values };
-            assert_eq!(dispatch(Isa::Scalar, make()), dispatch(super::super::best_isa(), make()));
+            for isa in Isa::available() {
+                assert_eq!(dispatch(Isa::Scalar, make()), dispatch(isa, make()), "{}", isa.name());
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::lanes::{Kernel, LANES, Lanes};
+use super::lanes::{Kernel, LANES, Lanes, Two};
 
 /// Proof that the processor has AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
@@ -53,6 +53,14 @@ impl Lanes for Avx2 {
     type I = __m256i;
     type H = __m256i;
     type B = __m256i;
+    type Wide = Two<Self>;
+
+    const WHOLE: bool = false;
+
+    #[inline(always)]
+    fn wide(self) -> Two<Self> {
+        Two(self)
+    }
 
     #[inline(always)]
     fn splat(self, v: f32) -> __m256 {
@@ -215,38 +223,35 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn dot_unsigned(self, codes: __m256i, values: __m256i) -> __m256i {
-        with_avx2!(_mm256_maddubs_epi16(codes, values))
+    fn signed_codes(self, v: __m256i) -> __m256i {
+        v
     }
 
     #[inline(always)]
-    fn dot_signed(self, codes: __m256i, values: __m256i) -> __m256i {
-        // |code| <= 128 as unsigned times +-value: a pair is at most 2 * 128 * 127 < 2^15.
-        with_avx2!(_mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(values, codes)))
+    fn start(self, word: u32) -> __m256i {
+        with_avx2!(_mm256_set1_epi32(word as i32))
     }
 
     #[inline(always)]
-    fn zero_i16(self) -> __m256i {
-        with_avx2!(_mm256_setzero_si256())
+    fn add_dot<const SIGNED: bool>(self, sums: __m256i, codes: __m256i, values: __m256i) -> __m256i {
+        with_avx2!({
+            let products = if SIGNED {
+                // |code| <= 128 as unsigned times +-value: a pair is at most 2 * 128 * 127 < 2^15.
+                _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(values, codes))
+            } else {
+                _mm256_maddubs_epi16(codes, values)
+            };
+            _mm256_add_epi16(sums, products)
+        })
     }
 
     #[inline(always)]
-    fn splat_i16_pair(self, v: u32) -> __m256i {
-        with_avx2!(_mm256_set1_epi32(v as i32))
-    }
-
-    #[inline(always)]
-    fn add_i16(self, a: __m256i, b: __m256i) -> __m256i {
-        with_avx2!(_mm256_add_epi16(a, b))
-    }
-
-    #[inline(always)]
-    fn pin_i16(self, v: __m256i) -> __m256i {
+    fn pin(self, v: __m256i) -> __m256i {
         with_avx2!(pin(v))
     }
 
     #[inline(always)]
-    fn sum_pairs(self, v: __m256i) -> __m256i {
+    fn total(self, v: __m256i) -> __m256i {
         with_avx2!(_mm256_madd_epi16(v, _mm256_set1_epi16(1)))
     }
 

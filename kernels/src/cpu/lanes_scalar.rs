@@ -2,7 +2,7 @@
 //!
 //! The larger operations stay calls: unrolled into the kernels they would cost minutes to compile.
 
-use super::lanes::{LANES, Lanes};
+use super::lanes::{LANES, Lanes, Two};
 
 /// Plain Rust lanes.
 #[derive(Clone, Copy)]
@@ -13,19 +13,19 @@ fn zip(a: [f32; LANES], b: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> [f32; L
     std::array::from_fn(|i| f(a[i], b[i]))
 }
 
-#[inline(always)]
-fn pair_dot(a: [i32; 32], b: [u8; 32]) -> [i16; 16] {
-    std::array::from_fn(|i| {
-        let (j, k) = (2 * i, 2 * i + 1);
-        (a[j] * i32::from(b[j] as i8) + a[k] * i32::from(b[k] as i8)) as i16
-    })
-}
-
 impl Lanes for Scalar {
     type F = [f32; LANES];
     type I = [i32; LANES];
-    type H = [i16; 16];
+    type H = [i32; LANES];
     type B = [u8; 32];
+    type Wide = Two<Self>;
+
+    const WHOLE: bool = true;
+
+    #[inline(always)]
+    fn wide(self) -> Two<Self> {
+        Two(self)
+    }
 
     #[inline(always)]
     fn splat(self, v: f32) -> Self::F {
@@ -158,38 +158,32 @@ impl Lanes for Scalar {
     }
 
     #[inline(never)]
-    fn dot_unsigned(self, codes: Self::B, values: Self::B) -> Self::H {
-        pair_dot(codes.map(i32::from), values)
+    fn signed_codes(self, v: Self::B) -> Self::B {
+        v.map(|byte| byte ^ 0x80)
+    }
+
+    #[inline(always)]
+    fn start(self, word: u32) -> Self::H {
+        [word as i32; LANES]
     }
 
     #[inline(never)]
-    fn dot_signed(self, codes: Self::B, values: Self::B) -> Self::H {
-        pair_dot(codes.map(|code| i32::from(code as i8)), values)
+    fn add_dot<const SIGNED: bool>(self, sums: Self::H, codes: Self::B, values: Self::B) -> Self::H {
+        std::array::from_fn(|lane| {
+            let four = lane * 4..lane * 4 + 4;
+            let products = codes[four.clone()].iter().zip(&values[four]);
+            sums[lane] + products.map(|(&code, &value)| i32::from(code) * i32::from(value as i8)).sum::<i32>()
+        })
     }
 
     #[inline(always)]
-    fn zero_i16(self) -> Self::H {
-        [0; 16]
-    }
-
-    #[inline(always)]
-    fn splat_i16_pair(self, v: u32) -> Self::H {
-        std::array::from_fn(|i| (v >> (16 * (i % 2))) as i16)
-    }
-
-    #[inline(never)]
-    fn add_i16(self, a: Self::H, b: Self::H) -> Self::H {
-        std::array::from_fn(|i| a[i].wrapping_add(b[i]))
-    }
-
-    #[inline(always)]
-    fn pin_i16(self, v: Self::H) -> Self::H {
+    fn pin(self, v: Self::H) -> Self::H {
         v
     }
 
-    #[inline(never)]
-    fn sum_pairs(self, v: Self::H) -> Self::I {
-        std::array::from_fn(|i| i32::from(v[2 * i]) + i32::from(v[2 * i + 1]))
+    #[inline(always)]
+    fn total(self, v: Self::H) -> Self::I {
+        v
     }
 
     #[inline(always)]

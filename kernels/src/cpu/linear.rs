@@ -12,7 +12,7 @@ use super::matrix::{CpuMatrix, Data};
 use super::packing::GROUP_ROWS;
 use super::quantise::{Activations, PANEL_ROWS, QuantiseTile, Sums, TILE, Tile, tiles};
 use super::workers::{Disjoint, Workers};
-use super::{Isa, lanes::dispatch, linear_float::FloatJob};
+use super::{Isa, Precision, lanes::dispatch, linear_float::FloatJob};
 
 /// Up to this many rows of `x`, weights are taken apart in registers; above, once per panel.
 pub(super) const DIRECT_ROWS: usize = TILE;
@@ -30,6 +30,7 @@ pub(super) struct Product<'a> {
 /// Computes a product.
 pub(super) fn linear(
     isa: Isa,
+    precision: Precision,
     workers: &Workers,
     scratch: &mut Activations,
     job: &Product<'_>,
@@ -38,7 +39,8 @@ pub(super) fn linear(
     let out = Disjoint::new(out);
     match &job.matrix.data {
         Data::Quantised { format, layout, bytes } => {
-            quantise(isa, workers, scratch, job, Sums::of(layout));
+            let sums = Sums::of(layout, isa.sums_are_whole());
+            quantise(isa, precision, workers, scratch, job, sums);
             let acts = &*scratch;
             split(workers, job, |groups, rows| {
                 let part = QuantisedJob { format: *format, bytes, job, acts, out: &out, groups, rows };
@@ -49,14 +51,19 @@ pub(super) fn linear(
     }
 }
 
-fn quantise(isa: Isa, workers: &Workers, scratch: &mut Activations, job: &Product<'_>, sums: Sums) {
+fn quantise(
+    isa: Isa,
+    precision: Precision,
+    workers: &Workers,
+    scratch: &mut Activations,
+    job: &Product<'_>,
+    sums: Sums,
+) {
     scratch.reset(job.rows, job.matrix.cols, sums);
-    let shape = scratch.shape;
-    let (codes, meta) = (Disjoint::new(&mut scratch.codes), Disjoint::new(&mut scratch.meta));
+    let out = scratch.share();
     let all: Vec<Tile> = tiles(0, job.rows).collect();
     workers.run(all.len(), &|item| {
-        let kernel = QuantiseTile { x: job.x, shape, tile: all[item], sums, codes: &codes, meta: &meta };
-        dispatch(isa, kernel);
+        dispatch(isa, QuantiseTile { x: job.x, tile: all[item], sums, precision, out: &out });
     });
 }
 

@@ -2,15 +2,15 @@
 //!
 //! Few rows of `x`: the weights are taken apart in registers, bound by reading them. Many rows: a pair
 //! of groups is expanded to bytes for a panel of rows, a few blocks at a time, so that the inner loop
-//! is loads, multiplies and adds. Both end in [`add_block`].
+//! is loads, multiplies and adds. [`add_block`] and [`add_wide`] are the same operations in the same order.
 #![expect(clippy::needless_range_loop, reason = "tiles are walked by index so that they stay in registers")]
 
 use std::ops::Range;
 
-use super::lanes::{Kernel, LANES, Lanes};
+use super::lanes::{Kernel, LANES, Lanes, Wide};
 use super::linear::{DIRECT_ROWS, Product, finish};
 use super::packing::{BLOCK, Codes, Packing, STEP_BYTES, STEPS, Scales, with_packing};
-use super::quantise::{Activations, CHUNK_BLOCKS, PANEL_ROWS, TILE, Tile, tiles};
+use super::quantise::{Activations, CHUNK_BLOCKS, PANEL_ROWS, Part, TILE, Tile, tiles};
 use super::workers::Disjoint;
 use crate::formats::TensorType;
 
@@ -22,6 +22,8 @@ const ITEM_PAIRS: usize = 4;
 pub(super) const ITEM_GROUPS: usize = ITEM_PAIRS * PANEL_GROUPS;
 /// Tiles of a panel.
 const PANEL_TILES: usize = PANEL_ROWS / TILE;
+/// Flags of a tile whose rows all have a second digit.
+const ALL: u8 = (1 << TILE) - 1;
 /// How far ahead weights are asked for.
 const PREFETCH: usize = 2048;
 
@@ -74,15 +76,19 @@ impl QuantisedJob<'_> {
     fn direct<L: Lanes, P: Packing, const T: usize>(&self, l: L, group: usize, tile: Tile) {
         let bytes = self.group::<P>(group);
         let words = self.acts.shape.words * T;
-        let mut sums = [[l.splat(0.0); T]; 1];
+        let mut sums = [l.splat(0.0); T];
         // A panel of one tile: its chunks follow each other.
         for (chunk, spans) in bytes.chunks(CHUNK_BLOCKS / P::LAYOUT.span * P::LAYOUT.span_bytes()).enumerate()
         {
-            let (quads, meta) = self.acts.part(tile, chunk * CHUNK_BLOCKS);
-            let mut streams = quads.chunks_exact(STEPS * T).zip(meta.chunks_exact(words));
+            let part = self.acts.part(tile, chunk * CHUNK_BLOCKS);
+            let coarse = part.coarse.0.chunks_exact(STEPS * T).zip(part.coarse.1.chunks_exact(words));
+            let fine = part.fine.0.chunks_exact(STEPS * T).zip(part.fine.1.chunks_exact(words));
+            let mut streams = coarse.zip(fine).zip(part.flags);
             for span in spans.chunks_exact(P::LAYOUT.span_bytes()) {
                 let (header, blocks) = span.split_at(P::LAYOUT.header);
-                for (block, (quads, meta)) in blocks.chunks_exact(P::LAYOUT.block_bytes()).zip(&mut streams) {
+                for (block, ((coarse, fine), flags)) in
+                    blocks.chunks_exact(P::LAYOUT.block_bytes()).zip(&mut streams)
+                {
                     for line in 0..P::LAYOUT.block_bytes().div_ceil(64) {
                         l.prefetch(block, PREFETCH + 64 * line);
                     }
@@ -90,11 +96,14 @@ impl QuantisedJob<'_> {
                     let [one, two] = P::Scales::scales(l, header, raw);
                     let second = if P::LAYOUT.affine { P::Scales::minima(l, header, raw) } else { two };
                     let block = InRegisters::<L> { steps: P::Codes::steps(l, codes), scales: [one, second] };
-                    add_block::<L, P, _, T, 1>(l, &block, quads, meta, &mut sums);
+                    add_block::<L, P, T>(l, &block, coarse.0, coarse.1, u8::MAX, &mut sums);
+                    if *flags != 0 {
+                        add_block::<L, P, T>(l, &block, fine.0, fine.1, *flags, &mut sums);
+                    }
                 }
             }
         }
-        for (row, &sum) in (tile.first..tile.first + tile.rows).zip(&sums[0]) {
+        for (row, &sum) in (tile.first..tile.first + tile.rows).zip(&sums) {
             finish(l, self.job, self.out, group, row, sum);
         }
     }
@@ -103,7 +112,7 @@ impl QuantisedJob<'_> {
     #[inline(always)]
     fn panel<L: Lanes, P: Packing>(&self, l: L) {
         let mut weights = Expanded::new();
-        let mut sums = [[[[[0.0f32; LANES]; TILE]; PANEL_GROUPS]; PANEL_TILES]; ITEM_PAIRS];
+        let mut sums = [[[[[0.0f32; LANES]; PANEL_GROUPS]; TILE]; PANEL_TILES]; ITEM_PAIRS];
         let pairs = || self.groups.clone().step_by(PANEL_GROUPS);
         let tiles = || tiles(self.rows.start, self.rows.end);
         for first in (0..self.job.matrix.cols / BLOCK).step_by(CHUNK_BLOCKS) {
@@ -112,15 +121,29 @@ impl QuantisedJob<'_> {
                 for g in 0..PANEL_GROUPS {
                     weights.fill::<L, P>(l, self.group::<P>(group + g), g, first, count);
                 }
-                for (tile, sums) in tiles().zip(sums) {
-                    self.tile::<L, P>(l, &weights.blocks[..count], first, tile, sums);
+                let blocks = &weights.blocks[..count];
+                let mut tile = self.rows.start;
+                // As many tiles at once as the registers have room for.
+                while tile < self.rows.end {
+                    let at = (tile - self.rows.start) / TILE;
+                    if L::Wide::TILES == 2 && tile + TILE < self.rows.end {
+                        if let Some(sums) = sums[at..].first_chunk_mut::<2>() {
+                            self.tiles::<L, P, 2>(l, blocks, first, tile, sums);
+                        }
+                        tile += 2 * TILE;
+                    } else {
+                        if let Some(sums) = sums[at..].first_chunk_mut::<1>() {
+                            self.tiles::<L, P, 1>(l, blocks, first, tile, sums);
+                        }
+                        tile += TILE;
+                    }
                 }
             }
         }
         for (group, sums) in pairs().zip(&sums) {
             for (tile, sums) in tiles().zip(sums) {
-                for (group, sums) in (group..self.groups.end).zip(sums) {
-                    for (row, sum) in (tile.first..tile.first + tile.rows).zip(sums) {
+                for (row, sums) in (tile.first..tile.first + tile.rows).zip(sums) {
+                    for (group, sum) in (group..self.groups.end).zip(sums) {
                         finish(l, self.job, self.out, group, row, l.load(sum));
                     }
                 }
@@ -128,60 +151,66 @@ impl QuantisedJob<'_> {
         }
     }
 
-    /// Adds a chunk of expanded blocks, block `first` of the row and on, to the sums of one tile.
+    /// Adds a chunk of expanded blocks, block `first` of the row and on, to the sums of `N` tiles from row `row` on.
     #[inline(always)]
-    fn tile<L: Lanes, P: Packing>(
+    fn tiles<L: Lanes, P: Packing, const N: usize>(
         &self,
         l: L,
         blocks: &[ExpandedBlock],
         first: usize,
-        tile: Tile,
-        sums: &mut [[[f32; LANES]; TILE]; PANEL_GROUPS],
+        row: usize,
+        sums: &mut [[[[f32; LANES]; PANEL_GROUPS]; TILE]; N],
     ) {
-        let (quads, meta) = self.acts.part(tile, first);
-        let quads = quads.as_chunks::<{ STEPS * TILE }>().0;
-        let meta = meta.chunks_exact(self.acts.shape.words * TILE);
-        let mut acc = [[l.splat(0.0); TILE]; PANEL_GROUPS];
-        for g in 0..PANEL_GROUPS {
+        let w = l.wide();
+        let words = self.acts.shape.words * TILE;
+        let mut parts = [Part::default(); N];
+        let mut acc = [[w.splat(0.0); TILE]; N];
+        for n in 0..N {
+            parts[n] = self.acts.part(Tile { first: row + n * TILE, rows: TILE }, first);
             for t in 0..TILE {
-                acc[g][t] = l.load(&sums[g][t]);
+                acc[n][t] = w.load(&sums[n][t]);
             }
         }
-        for ((block, quads), meta) in blocks.iter().zip(quads).zip(meta) {
-            add_block::<L, P, _, TILE, PANEL_GROUPS>(l, block, quads, meta, &mut acc);
+        for (b, block) in blocks.iter().enumerate() {
+            let mut coarse = [(&[[0; 4]; STEPS * TILE], &[0u32; 0][..]); N];
+            let mut flags = [0; N];
+            for n in 0..N {
+                let Some(codes) = parts[n].coarse.0[b * STEPS * TILE..].first_chunk() else { return };
+                coarse[n] = (codes, &parts[n].coarse.1[b * words..(b + 1) * words]);
+                flags[n] = parts[n].flags[b];
+            }
+            add_wide::<L, P, N>(w, block, coarse, &mut acc);
+            for n in 0..N {
+                if flags[n] != 0 {
+                    let Some(codes) = parts[n].fine.0[b * STEPS * TILE..].first_chunk() else { return };
+                    let fine = (codes, &parts[n].fine.1[b * words..(b + 1) * words]);
+                    if flags[n] == ALL {
+                        let mut tile = [acc[n]];
+                        add_wide::<L, P, 1>(w, block, [fine], &mut tile);
+                        acc[n] = tile[0];
+                    } else {
+                        for t in 0..TILE {
+                            if flags[n] & (1 << t) != 0 {
+                                acc[n][t] = add_one_wide::<L, P>(w, block, fine, t, acc[n][t]);
+                            }
+                        }
+                    }
+                }
+            }
         }
-        for g in 0..PANEL_GROUPS {
+        for n in 0..N {
             for t in 0..TILE {
-                l.store(acc[g][t], &mut sums[g][t]);
+                w.store(acc[n][t], &mut sums[n][t]);
             }
         }
     }
 }
 
-/// A block of `G` groups as [`add_block`] reads it.
-trait Block<L: Lanes> {
-    /// Step `j` of group `g`.
-    fn step(&self, l: L, g: usize, j: usize) -> L::B;
-    /// Scale `i` of group `g`; the second is the minimum where the format has one.
-    fn scale(&self, l: L, g: usize, i: usize) -> L::F;
-}
-
-/// One group, taken apart.
+/// One block of one group, taken apart.
 struct InRegisters<L: Lanes> {
     steps: [L::B; STEPS],
+    /// The scale; then the second scale, or the minimum where the format has one.
     scales: [L::F; 2],
-}
-
-impl<L: Lanes> Block<L> for InRegisters<L> {
-    #[inline(always)]
-    fn step(&self, _l: L, _g: usize, j: usize) -> L::B {
-        self.steps[j]
-    }
-
-    #[inline(always)]
-    fn scale(&self, _l: L, _g: usize, i: usize) -> L::F {
-        self.scales[i]
-    }
 }
 
 /// A pair of groups with one byte per code and f32 scales.
@@ -189,19 +218,8 @@ impl<L: Lanes> Block<L> for InRegisters<L> {
 #[repr(align(64))]
 struct ExpandedBlock {
     steps: [[[u8; STEP_BYTES]; PANEL_GROUPS]; STEPS],
-    scales: [[[f32; LANES]; 2]; PANEL_GROUPS],
-}
-
-impl<L: Lanes> Block<L> for ExpandedBlock {
-    #[inline(always)]
-    fn step(&self, l: L, g: usize, j: usize) -> L::B {
-        l.load_bytes(&self.steps[j][g])
-    }
-
-    #[inline(always)]
-    fn scale(&self, l: L, g: usize, i: usize) -> L::F {
-        l.load(&self.scales[g][i])
-    }
+    /// Scales, then the second scales or the minima, of both groups.
+    scales: [[[f32; LANES]; PANEL_GROUPS]; 2],
 }
 
 /// Some blocks of a pair of groups.
@@ -214,7 +232,7 @@ impl Expanded {
     fn new() -> Self {
         let zero = ExpandedBlock {
             steps: [[[0; STEP_BYTES]; PANEL_GROUPS]; STEPS],
-            scales: [[[0.0; LANES]; 2]; PANEL_GROUPS],
+            scales: [[[0.0; LANES]; PANEL_GROUPS]; 2],
         };
         Self { blocks: [zero; CHUNK_BLOCKS] }
     }
@@ -235,106 +253,180 @@ impl Expanded {
                 }
                 let [one, two] = P::Scales::scales(l, header, raw);
                 let second = if layout.affine { P::Scales::minima(l, header, raw) } else { two };
-                l.store(one, &mut target.scales[g][0]);
-                l.store(second, &mut target.scales[g][1]);
+                l.store(one, &mut target.scales[0][g]);
+                l.store(second, &mut target.scales[1][g]);
             }
         }
     }
 }
 
-/// Adds the products of one block of `G` groups to the sums of a tile of `T` rows: the one place where
-/// quantised numbers meet, for every path.
+/// Adds the products of one block of one group to the sums of the flagged rows of a tile of `T`.
 #[inline(always)]
-fn add_block<L: Lanes, P: Packing, B: Block<L>, const T: usize, const G: usize>(
+fn add_block<L: Lanes, P: Packing, const T: usize>(
     l: L,
-    block: &B,
+    block: &InRegisters<L>,
     quads: &[[u8; 4]],
     meta: &[u32],
-    sums: &mut [[L::F; T]; G],
+    flags: u8,
+    sums: &mut [L::F; T],
 ) {
-    let (subs, run) = (P::Scales::SUBS, P::RUN);
-    let (quads, meta) = (&quads[..STEPS * T], &meta[..(1 + subs) * T]);
+    let (subs, run) = (P::Scales::SUBS, P::run::<L>());
+    let (quads, meta) = (&quads[..STEPS * T], &meta[..P::WORDS * T]);
+    let before = *sums;
     for sub in 0..subs {
-        let mut start = [l.zero_i16(); T];
-        if P::OFFSET != 0 {
+        let mut totals = [l.splat_i32(0); T];
+        let (first, end) = (sub * STEPS / subs, (sub + 1) * STEPS / subs);
+        for from in (first..end).step_by(run) {
+            let mut run_sums = [l.start(0); T];
+            if has_start::<L, P>() && from == first {
+                for t in 0..T {
+                    run_sums[t] = l.start(meta[(1 + sub) * T + t]);
+                }
+            }
+            for j in from..from + run {
+                for t in 0..T {
+                    let values = l.splat_quad(&quads[j * T + t]);
+                    run_sums[t] = if P::Codes::SIGNED {
+                        l.add_dot::<true>(run_sums[t], block.steps[j], values)
+                    } else {
+                        l.add_dot::<false>(run_sums[t], block.steps[j], values)
+                    };
+                }
+                if T > 1 {
+                    for t in 0..T {
+                        run_sums[t] = l.pin(run_sums[t]);
+                    }
+                }
+            }
             for t in 0..T {
-                start[t] = l.splat_i16_pair(meta[(1 + sub) * T + t]);
+                totals[t] = l.add_i32(totals[t], l.total(run_sums[t]));
             }
         }
-        let (first, end) = (sub * STEPS / subs, (sub + 1) * STEPS / subs);
-        let mut totals = [[l.splat_i32(0); T]; G];
-        add_run::<L, P, B, T, G>(l, block, quads, first, start, &mut totals);
-        for next in (first + run..end).step_by(run) {
-            add_run::<L, P, B, T, G>(l, block, quads, next, [l.zero_i16(); T], &mut totals);
+        for t in 0..T {
+            let scaled = l.mul(l.to_f32(totals[t]), block.scales[sub]);
+            sums[t] = l.fma(scaled, l.splat(f32::from_bits(meta[t])), sums[t]);
         }
-        for g in 0..G {
-            let scale = block.scale(l, g, sub);
-            for t in 0..T {
-                let scaled = l.mul(l.to_f32(totals[g][t]), scale);
-                sums[g][t] = l.fma(scaled, l.splat(f32::from_bits(meta[t])), sums[g][t]);
+    }
+    if P::Scales::AFFINE {
+        for t in 0..T {
+            sums[t] = l.fma(block.scales[1], l.splat(f32::from_bits(meta[T + t])), sums[t]);
+        }
+    }
+    for t in 0..T {
+        if flags & (1 << t) == 0 {
+            // Its words are those of an earlier call.
+            sums[t] = before[t];
+        }
+    }
+}
+
+/// Whether sums of a part start at a word of the activations' metadata.
+#[inline(always)]
+fn has_start<L: Lanes, P: Packing>() -> bool {
+    P::OFFSET != 0 || (L::WHOLE && P::Codes::SIGNED)
+}
+
+/// Adds `codes * values` of one step.
+#[inline(always)]
+fn add_step<W: Wide, P: Packing>(w: W, sums: W::H, codes: W::B, values: &[u8; 4]) -> W::H {
+    if P::Codes::SIGNED {
+        w.add_dot::<true>(sums, codes, values)
+    } else {
+        w.add_dot::<false>(sums, codes, values)
+    }
+}
+
+/// As [`add_block`], for a pair of groups and all rows of `N` tiles: the same operations for every row.
+#[inline(always)]
+fn add_wide<L: Lanes, P: Packing, const N: usize>(
+    w: L::Wide,
+    block: &ExpandedBlock,
+    tiles: [(&[[u8; 4]; STEPS * TILE], &[u32]); N],
+    sums: &mut [[<L::Wide as Wide>::F; TILE]; N],
+) {
+    let (subs, run) = (P::Scales::SUBS, P::run::<L>());
+    let mut meta = [&[0u32; 0][..]; N];
+    for n in 0..N {
+        meta[n] = &tiles[n].1[..P::WORDS * TILE];
+    }
+    for sub in 0..subs {
+        let mut totals = [[w.zero_i32(); TILE]; N];
+        let (first, end) = (sub * STEPS / subs, (sub + 1) * STEPS / subs);
+        for from in (first..end).step_by(run) {
+            let mut run_sums = [[w.start(0); TILE]; N];
+            if has_start::<L, P>() && from == first {
+                for n in 0..N {
+                    for t in 0..TILE {
+                        run_sums[n][t] = w.start(meta[n][(1 + sub) * TILE + t]);
+                    }
+                }
+            }
+            for j in from..from + run {
+                let codes = w.load_bytes(&block.steps[j]);
+                for n in 0..N {
+                    for t in 0..TILE {
+                        run_sums[n][t] =
+                            add_step::<_, P>(w, run_sums[n][t], codes, &tiles[n].0[j * TILE + t]);
+                    }
+                }
+                for n in 0..N {
+                    for t in 0..TILE {
+                        run_sums[n][t] = w.pin(run_sums[n][t]);
+                    }
+                }
+            }
+            for n in 0..N {
+                for t in 0..TILE {
+                    totals[n][t] = w.add_i32(totals[n][t], w.total(run_sums[n][t]));
+                }
+            }
+        }
+        let scale = w.load(&block.scales[sub]);
+        for n in 0..N {
+            for t in 0..TILE {
+                let scaled = w.mul(w.to_f32(totals[n][t]), scale);
+                sums[n][t] = w.fma(scaled, w.splat(f32::from_bits(meta[n][t])), sums[n][t]);
             }
         }
     }
     if P::Scales::AFFINE {
-        for g in 0..G {
-            let min = block.scale(l, g, 1);
-            for t in 0..T {
-                sums[g][t] = l.fma(min, l.splat(f32::from_bits(meta[T + t])), sums[g][t]);
+        let min = w.load(&block.scales[1]);
+        for n in 0..N {
+            for t in 0..TILE {
+                sums[n][t] = w.fma(min, w.splat(f32::from_bits(meta[n][TILE + t])), sums[n][t]);
             }
         }
     }
 }
 
-/// Adds the products of the run of steps at `first`, as many as fit an i16 sum that begins at `start`.
+/// As [`add_wide`], for row `t` of a tile alone.
 #[inline(always)]
-fn add_run<L: Lanes, P: Packing, B: Block<L>, const T: usize, const G: usize>(
-    l: L,
-    block: &B,
-    quads: &[[u8; 4]],
-    first: usize,
-    start: [L::H; T],
-    totals: &mut [[L::I; T]; G],
-) {
-    let mut pairs = [start; G];
-    for j in first..first + P::RUN {
-        add_step::<L, P, B, T, G>(l, block, quads, j, &mut pairs);
-    }
-    for g in 0..G {
-        for t in 0..T {
-            totals[g][t] = l.add_i32(totals[g][t], l.sum_pairs(pairs[g][t]));
-        }
-    }
-}
-
-/// Adds the pairwise products of step `j`.
-#[inline(always)]
-fn add_step<L: Lanes, P: Packing, B: Block<L>, const T: usize, const G: usize>(
-    l: L,
-    block: &B,
-    quads: &[[u8; 4]],
-    j: usize,
-    pairs: &mut [[L::H; T]; G],
-) {
-    let mut codes = [block.step(l, 0, j); G];
-    for (g, codes) in codes.iter_mut().enumerate().skip(1) {
-        *codes = block.step(l, g, j);
-    }
-    for t in 0..T {
-        let values = l.splat_quad(&quads[j * T + t]);
-        for g in 0..G {
-            let products = if P::Codes::SIGNED {
-                l.dot_signed(codes[g], values)
-            } else {
-                l.dot_unsigned(codes[g], values)
-            };
-            pairs[g][t] = l.add_i16(pairs[g][t], products);
-        }
-    }
-    if T > 1 {
-        for g in 0..G {
-            for t in 0..T {
-                pairs[g][t] = l.pin_i16(pairs[g][t]);
+fn add_one_wide<L: Lanes, P: Packing>(
+    w: L::Wide,
+    block: &ExpandedBlock,
+    (quads, meta): (&[[u8; 4]; STEPS * TILE], &[u32]),
+    t: usize,
+    sum: <L::Wide as Wide>::F,
+) -> <L::Wide as Wide>::F {
+    let (subs, run) = (P::Scales::SUBS, P::run::<L>());
+    let meta = &meta[..P::WORDS * TILE];
+    let mut sum = sum;
+    let factor = w.splat(f32::from_bits(meta[t]));
+    for sub in 0..subs {
+        let mut total = w.zero_i32();
+        let (first, end) = (sub * STEPS / subs, (sub + 1) * STEPS / subs);
+        for from in (first..end).step_by(run) {
+            let start = if has_start::<L, P>() && from == first { meta[(1 + sub) * TILE + t] } else { 0 };
+            let mut run_sum = w.start(start);
+            for j in from..from + run {
+                run_sum = add_step::<_, P>(w, run_sum, w.load_bytes(&block.steps[j]), &quads[j * TILE + t]);
             }
+            total = w.add_i32(total, w.total(run_sum));
         }
+        sum = w.fma(w.mul(w.to_f32(total), w.load(&block.scales[sub])), factor, sum);
     }
+    if P::Scales::AFFINE {
+        sum = w.fma(w.load(&block.scales[1]), w.splat(f32::from_bits(meta[TILE + t])), sum);
+    }
+    sum
 }

@@ -30,11 +30,6 @@ pub(super) enum Data {
 }
 
 impl CpuMatrix {
-    /// Whether the weights are codes, so that activations are quantised too.
-    pub(super) fn is_quantised(&self) -> bool {
-        matches!(self.data, Data::Quantised { .. })
-    }
-
     /// Loads a tensor; refuses what [`crate::backend::Backend::load_matrix`] says.
     pub(super) fn load(workers: &Workers, spec: &MatrixSpec, bytes: &[u8]) -> Result<Self, KernelError> {
         let &MatrixSpec { format, rows, cols, .. } = spec;

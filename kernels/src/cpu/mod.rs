@@ -16,9 +16,10 @@ mod exp;
 mod lanes;
 #[cfg(target_arch = "x86_64")]
 mod lanes_avx2;
+#[cfg(target_arch = "x86_64")]
+mod lanes_avx512;
 mod lanes_scalar;
 mod linear;
-mod linear_fine;
 mod linear_float;
 mod linear_quantised;
 mod matrix;
@@ -43,14 +44,38 @@ pub enum Isa {
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
+    /// x86-64 with AVX-512 F, BW, VL and VNNI besides.
+    Avx512,
 }
 
 impl Isa {
+    /// All of them, the fastest last.
+    pub const ALL: [Self; 3] = [Self::Scalar, Self::Avx2, Self::Avx512];
+
+    /// Those of this processor, the fastest last.
+    pub fn available() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|isa| isa.is_available())
+    }
+
     /// Name for people.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Scalar => "scalar",
             Self::Avx2 => "AVX2",
+            Self::Avx512 => "AVX-512 VNNI",
+        }
+    }
+
+    /// Whether its kernels sum products in i32, see `lanes::Lanes::WHOLE`.
+    pub(crate) fn sums_are_whole(self) -> bool {
+        match self {
+            Self::Scalar => <lanes_scalar::Scalar as lanes::Lanes>::WHOLE,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => <lanes_avx2::Avx2 as lanes::Lanes>::WHOLE,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => <lanes_avx512::Avx512 as lanes::Lanes>::WHOLE,
+            #[cfg(not(target_arch = "x86_64"))]
+            Self::Avx2 | Self::Avx512 => <lanes_scalar::Scalar as lanes::Lanes>::WHOLE,
         }
     }
 
@@ -60,15 +85,27 @@ impl Isa {
             Self::Scalar => true,
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => lanes_avx2::Avx2::detect().is_some(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => lanes_avx512::Avx512::detect().is_some(),
             #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx2 => false,
+            Self::Avx2 | Self::Avx512 => false,
         }
     }
 }
 
 /// The fastest instruction set of this processor.
 pub fn best_isa() -> Isa {
-    if Isa::Avx2.is_available() { Isa::Avx2 } else { Isa::Scalar }
+    Isa::available().last().unwrap_or(Isa::Scalar)
+}
+
+/// How exactly activations are rounded before they meet quantised weights. Each is a numerics class of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Precision {
+    /// To 8 bits in blocks of 32; blocks that stand out of their row to 16. What other engines do, or better.
+    #[default]
+    Fast,
+    /// To 16 bits. A prompt takes up to twice as long; logits are those of float activations.
+    Fine,
 }
 
 /// How to run.
@@ -78,11 +115,13 @@ pub struct CpuOptions {
     pub threads: usize,
     /// Instruction set; `None` for the best one.
     pub isa: Option<Isa>,
+    /// Rounding of activations.
+    pub precision: Precision,
 }
 
 impl Default for CpuOptions {
-    /// One thread per processor, the best instruction set.
+    /// One thread per processor, the best instruction set, fast.
     fn default() -> Self {
-        Self { threads: 0, isa: None }
+        Self { threads: 0, isa: None, precision: Precision::Fast }
     }
 }

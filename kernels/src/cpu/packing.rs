@@ -152,9 +152,9 @@ impl Codes for Bits8 {
 
     #[inline(always)]
     fn steps<L: Lanes>(l: L, bytes: &[u8]) -> [L::B; STEPS] {
-        let mut steps = [l.load_bytes(step_at(bytes, 0)); STEPS];
+        let mut steps = [l.signed_codes(l.load_bytes(step_at(bytes, 0))); STEPS];
         for (j, step) in steps.iter_mut().enumerate().skip(1) {
-            *step = l.load_bytes(step_at(bytes, j));
+            *step = l.signed_codes(l.load_bytes(step_at(bytes, j)));
         }
         steps
     }
@@ -275,7 +275,7 @@ pub(crate) trait Packing: Copy + Send + Sync + 'static {
     /// Steps of a part of the block whose products fit one i16 sum: two products a step, of at most
     /// `MAX * 127` each. With an offset only the sum of `code - OFFSET` has to fit, because i16 sums wrap
     /// around and start at minus `OFFSET` times the sum of the activations.
-    const RUN: usize = {
+    const SHORT_RUN: usize = {
         let largest = if Self::OFFSET == 0 { Self::Codes::MAX } else { Self::OFFSET };
         let (fit, part) = (32_767 / (2 * 127 * largest), STEPS / Self::Scales::SUBS);
         let mut run = part;
@@ -285,6 +285,13 @@ pub(crate) trait Packing: Copy + Send + Sync + 'static {
         assert!(Self::OFFSET == 0 || run == part, "a symmetric format needs one run");
         run
     };
+    /// Words of metadata per row and block of activations, see [`super::quantise::Sums::words`].
+    const WORDS: usize = if Self::Scales::AFFINE { 2 } else { 1 + Self::Scales::SUBS };
+    /// Steps that are summed before they are widened: all of a part where sums are i32.
+    #[inline(always)]
+    fn run<L: Lanes>() -> usize {
+        if L::WHOLE { STEPS / Self::Scales::SUBS } else { Self::SHORT_RUN }
+    }
     /// Sizes for code that does not compute.
     const LAYOUT: Layout = Layout {
         code_bytes: Self::Codes::BYTES,

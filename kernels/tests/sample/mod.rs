@@ -40,7 +40,7 @@ pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 pub(crate) fn backend(threads: usize, isa: Isa) -> CpuBackend {
-    CpuBackend::new(CpuOptions { threads, isa: Some(isa) }).unwrap()
+    CpuBackend::new(CpuOptions { threads, isa: Some(isa), ..CpuOptions::default() }).unwrap()
 }
 
 pub(crate) fn tensor_of(backend: &CpuBackend, values: &[f32], cols: usize) -> CpuTensor {

@@ -23,7 +23,7 @@ pub(super) fn run(
     threads: usize,
     tell: &mut (dyn FnMut(Figure) + Send),
 ) -> Result<(), Error> {
-    let backend = Arc::new(CpuBackend::new(CpuOptions { threads, isa: None })?);
+    let backend = Arc::new(CpuBackend::new(CpuOptions { threads, ..CpuOptions::default() })?);
     let mut subjects = names
         .iter()
         .map(|name| Subject::open(name, Arc::clone(&backend)))

@@ -196,10 +196,6 @@ impl<B: Backend> Engine<B> {
     }
 
     /// One layer; only its K and V unless `whole`.
-    ///
-    /// Norms and SwiGLU give rows with large outliers, whose rounding to 8 bits is seen in the logits (a
-    /// cosine of 0.97 to float32 in the worst case): their products keep two digits. What attention gives is
-    /// an average and needs one.
     fn layer(
         &mut self,
         index: usize,
@@ -215,8 +211,8 @@ impl<B: Backend> Engine<B> {
         let layer: &Layer<B> = &self.weights.layers[index];
 
         backend.rms_norm(hidden, &layer.attention_norm, config.rms_eps, normed, rows)?;
-        backend.linear_fine(&layer.key.weights, layer.key.bias.as_ref(), normed, key, rows)?;
-        backend.linear_fine(&layer.value.weights, layer.value.bias.as_ref(), normed, value, rows)?;
+        backend.linear(&layer.key.weights, layer.key.bias.as_ref(), normed, key, rows)?;
+        backend.linear(&layer.value.weights, layer.value.bias.as_ref(), normed, value, rows)?;
         backend.rope(key, config.kv_heads, head_dim, &self.rope, pairing, positions)?;
         let tables: Vec<Vec<&[PageId]>> = sequences
             .iter()
@@ -227,17 +223,17 @@ impl<B: Backend> Engine<B> {
         if !whole {
             return Ok(());
         }
-        backend.linear_fine(&layer.query.weights, layer.query.bias.as_ref(), normed, query, rows)?;
+        backend.linear(&layer.query.weights, layer.query.bias.as_ref(), normed, query, rows)?;
         backend.rope(query, config.heads, head_dim, &self.rope, pairing, positions)?;
         backend.attention(&self.pool, shape, &groups, query, attended, None)?;
         backend.linear(&layer.output.weights, layer.output.bias.as_ref(), attended, projected, rows)?;
         backend.add(hidden, projected, rows)?;
 
         backend.rms_norm(hidden, &layer.ffn_norm, config.rms_eps, normed, rows)?;
-        backend.linear_fine(&layer.gate.weights, None, normed, gate, rows)?;
-        backend.linear_fine(&layer.up.weights, None, normed, up, rows)?;
+        backend.linear(&layer.gate.weights, None, normed, gate, rows)?;
+        backend.linear(&layer.up.weights, None, normed, up, rows)?;
         backend.swiglu(gate, up, rows)?;
-        backend.linear_fine(&layer.down.weights, None, gate, projected, rows)?;
+        backend.linear(&layer.down.weights, None, gate, projected, rows)?;
         backend.add(hidden, projected, rows)?;
         Ok(())
     }
@@ -251,7 +247,7 @@ impl<B: Backend> Engine<B> {
             backend.gather_rows(&buffers.hidden, piece, &mut buffers.picked)?;
             let norm = &self.weights.output_norm;
             backend.rms_norm(&buffers.picked, norm, config.rms_eps, &mut buffers.picked_normed, rows)?;
-            backend.linear_fine(head, None, &buffers.picked_normed, &mut buffers.logits, rows)?;
+            backend.linear(head, None, &buffers.picked_normed, &mut buffers.logits, rows)?;
             let begin = out.len();
             out.resize(begin + rows * config.vocab, 0.0);
             backend.read(&buffers.logits, rows, &mut out[begin..])?;
