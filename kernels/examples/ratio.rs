@@ -9,7 +9,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use kernels::backend::{AttentionShape, Backend, MatrixSpec, PageId, PoolSpec, RowGroup};
-use kernels::cpu::{CpuBackend, CpuOptions};
+use kernels::cpu::{CpuBackend, CpuOptions, ceiling};
 use kernels::formats::TensorType;
 
 #[path = "../tests/sample/mod.rs"]
@@ -64,32 +64,6 @@ fn best(backend: &CpuBackend, f: &mut dyn FnMut()) -> f64 {
     (0..3).map(|_| seconds(backend.threads(), f)).fold(f64::INFINITY, f64::min)
 }
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn peak_loop(steps: usize) -> i32 {
-    use std::arch::x86_64::*;
-    let (mut sums, w) = ([_mm256_setzero_si256(); 8], black_box(_mm256_set1_epi8(3)));
-    let x = black_box(_mm256_set1_epi8(5));
-    for _ in 0..steps {
-        for sum in &mut sums {
-            *sum = _mm256_add_epi16(*sum, _mm256_maddubs_epi16(w, black_box_reg(x)));
-        }
-    }
-    let total = sums.into_iter().fold(x, |a, b| _mm256_xor_si256(a, b));
-    _mm256_extract_epi32::<0>(total)
-}
-
-/// Keeps the compiler from hoisting a product out of the loop, without touching memory.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-#[inline]
-fn black_box_reg(x: std::arch::x86_64::__m256i) -> std::arch::x86_64::__m256i {
-    let mut x = x;
-    // SAFETY: an empty instruction sequence.
-    unsafe { std::arch::asm!("/* {0} */", inout(ymm_reg) x, options(nomem, nostack, preserves_flags)) };
-    x
-}
-
 /// Runs `part` on `threads` threads at once; seconds.
 fn together(threads: usize, part: &(dyn Fn(usize) + Sync)) -> f64 {
     seconds(threads, &mut || {
@@ -100,21 +74,6 @@ fn together(threads: usize, part: &(dyn Fn(usize) + Sync)) -> f64 {
             part(0);
         });
     })
-}
-
-/// int8 multiply-adds per second of `threads` threads at once.
-fn peak(threads: usize) -> f64 {
-    let steps = 200_000;
-    #[cfg(target_arch = "x86_64")]
-    if kernels::cpu::Isa::Avx2.is_available() {
-        // SAFETY: the feature was detected.
-        let time = together(threads, &|_| unsafe {
-            black_box(peak_loop(steps));
-        });
-        return (threads * steps * 8 * 32) as f64 / time;
-    }
-    let _ = (threads, steps);
-    f64::NAN
 }
 
 /// Bytes per second of a plain read.
@@ -157,10 +116,10 @@ fn linear(backend: &CpuBackend, big: &[u64], name: &str, format: TensorType, out
     let resident = matrices.iter().map(|m| backend.matrix_bytes(m)).sum::<usize>() as f64;
     let (mut products, mut reads) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        let before = peak(threads);
+        let before = ceiling::int8_multiply_adds(threads);
         let time =
             seconds(threads, &mut || backend.linear(&matrices[0], None, &x, &mut out, PREFILL).unwrap());
-        products.push((macs / time, (before + peak(threads)) / 2.0));
+        products.push((macs / time, (before + ceiling::int8_multiply_adds(threads)) / 2.0));
         let before = read_speed(threads, big);
         let time = seconds(threads, &mut || {
             for matrix in &matrices {

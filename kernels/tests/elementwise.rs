@@ -4,7 +4,7 @@
 mod sample;
 
 use kernels::backend::{Backend, RopePairing};
-use kernels::cpu::{CpuBackend, CpuOptions, CpuTensor, Isa, Precision, best_isa};
+use kernels::cpu::{CpuBackend, CpuOptions, CpuTensor, Isa, Rounding, best_isa};
 use kernels::error::KernelError;
 use kernels::reference;
 use proptest::prelude::*;
@@ -174,7 +174,7 @@ fn options_are_checked_and_described() {
         CpuBackend::new(CpuOptions { threads: 2, isa: Some(Isa::Scalar), ..CpuOptions::default() }).unwrap();
     assert_eq!((backend.threads(), backend.isa()), (2, Isa::Scalar));
     assert_eq!((backend.name(), backend.numerics_class()), ("cpu", "cpu-2-fast"));
-    let fine = CpuBackend::new(CpuOptions { precision: Precision::Fine, ..CpuOptions::default() }).unwrap();
+    let fine = CpuBackend::new(CpuOptions { rounding: Rounding::Fine, ..CpuOptions::default() }).unwrap();
     assert_eq!(fine.numerics_class(), "cpu-2-fine");
     assert_eq!(backend.describe(), "CPU, scalar, 2 threads");
     assert!(CpuBackend::new(CpuOptions::default()).unwrap().threads() >= 1);

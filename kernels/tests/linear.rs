@@ -4,7 +4,7 @@
 mod sample;
 
 use kernels::backend::{Backend, MatrixSpec};
-use kernels::cpu::{CpuBackend, CpuOptions, Isa, Precision, best_isa};
+use kernels::cpu::{CpuBackend, CpuOptions, Isa, Rounding, best_isa};
 use kernels::error::KernelError;
 use kernels::formats::TensorType;
 use kernels::reference;
@@ -57,8 +57,8 @@ impl Case {
     }
 }
 
-fn precise(threads: usize, isa: Isa, precision: Precision) -> CpuBackend {
-    CpuBackend::new(CpuOptions { threads, isa: Some(isa), precision }).unwrap()
+fn precise(threads: usize, isa: Isa, rounding: Rounding) -> CpuBackend {
+    CpuBackend::new(CpuOptions { threads, isa: Some(isa), rounding }).unwrap()
 }
 
 fn any_format() -> impl Strategy<Value = TensorType> {
@@ -73,10 +73,10 @@ proptest! {
         format in any_format(), outputs in 1usize..70, blocks in 1usize..6, rows in 1usize..80, seed: u64,
     ) {
         let case = Case::new(format, outputs, blocks, rows, seed);
-        for precision in [Precision::Fast, Precision::Fine] {
-            let want = bits(&case.run(&precise(1, Isa::Scalar, precision), 0, rows));
+        for rounding in [Rounding::Fast, Rounding::Fine] {
+            let want = bits(&case.run(&precise(1, Isa::Scalar, rounding), 0, rows));
             for (threads, isa) in (1..).zip(Isa::available()) {
-                let got = bits(&case.run(&precise(threads, isa, precision), 0, rows));
+                let got = bits(&case.run(&precise(threads, isa, rounding), 0, rows));
                 prop_assert_eq!(&got, &want, "{}", isa.name());
             }
         }
@@ -88,7 +88,7 @@ proptest! {
         fine: bool, seed: u64,
     ) {
         let case = Case::new(format, outputs, blocks, rows, seed);
-        let backend = precise(2, best_isa(), if fine { Precision::Fine } else { Precision::Fast });
+        let backend = precise(2, best_isa(), if fine { Rounding::Fine } else { Rounding::Fast });
         let want = bits(&case.run(&backend, 0, rows));
         let mut pieces = Vec::new();
         for first in (0..rows).step_by(cut) {
@@ -122,10 +122,10 @@ proptest! {
         let case = Case::new(format, outputs, blocks, rows, seed);
         let cols = case.spec.cols;
         // The second digit counts in 254ths of the first's steps.
-        let (precision, units) = if fine { (Precision::Fine, 254.0) } else { (Precision::Fast, 1.0) };
+        let (rounding, units) = if fine { (Rounding::Fine, 254.0) } else { (Rounding::Fast, 1.0) };
         let weights = reference::dequantise("t", format, &case.bytes).unwrap();
         let want = reference::linear(&case.x, &weights, Some(&case.bias), cols);
-        let got = case.run(&precise(2, best_isa(), precision), 0, rows);
+        let got = case.run(&precise(2, best_isa(), rounding), 0, rows);
         for (i, (got, want)) in got.iter().zip(&want).enumerate() {
             let (row, output) = (i / outputs, i % outputs);
             let (x, w) = (&case.x[row * cols..][..cols], &weights[output * cols..][..cols]);

@@ -9,18 +9,14 @@
 use std::cell::RefCell;
 
 use super::exp::exp;
-use super::lanes::{Kernel, LANES, Lanes};
+use super::lanes::{Kernel, LANES, Lanes, Wide};
 use super::pages::CpuPool;
 use super::workers::{Disjoint, Workers};
 use super::{Isa, lanes::dispatch};
 use crate::backend::{AttentionShape, PAGE_TOKENS, PageId, RowGroup};
 
-/// (row, head) pairs walked together at most.
-const PAIRS: usize = 6;
 /// (row, head) pairs of an item, roughly.
-const ITEM_PAIRS: usize = 24;
-/// Vectors of channels whose sums are kept in registers.
-const WIDE: usize = 2;
+const ITEM_PAIRS: usize = 48;
 
 const _: () = assert!(PAGE_TOKENS == 2 * LANES, "a page is two vectors of keys");
 
@@ -130,7 +126,7 @@ impl Kernel for Run<'_> {
     fn run<L: Lanes>(mut self, l: L) {
         let per_kv = self.job.shape.heads / self.job.shape.kv_heads;
         let total = self.item.rows * per_kv;
-        let tiles = total.div_ceil(PAIRS);
+        let tiles = total.div_ceil(L::Wide::PAIRS);
         for tile in 0..tiles {
             let (first, end) = (tile * total / tiles, (tile + 1) * total / tiles);
             match end - first {
@@ -139,7 +135,16 @@ impl Kernel for Run<'_> {
                 3 => self.pairs::<L, 3>(l, first),
                 4 => self.pairs::<L, 4>(l, first),
                 5 => self.pairs::<L, 5>(l, first),
-                _ => self.pairs::<L, PAIRS>(l, first),
+                6 => self.pairs::<L, 6>(l, first),
+                count if L::Wide::PAIRS > 6 => match count {
+                    7 => self.pairs::<L, 7>(l, first),
+                    8 => self.pairs::<L, 8>(l, first),
+                    9 => self.pairs::<L, 9>(l, first),
+                    10 => self.pairs::<L, 10>(l, first),
+                    11 => self.pairs::<L, 11>(l, first),
+                    _ => self.pairs::<L, 12>(l, first),
+                },
+                _ => {}
             }
         }
     }
@@ -168,12 +173,9 @@ impl Run<'_> {
         let scores = &mut self.scores[..pages * N];
         let maxima = score_pass(l, job, span, &pairs, scores);
         let sums = weight_pass(l, span, &pairs, maxima, scores);
-        for channel in (0..head_dim / LANES).step_by(WIDE) {
-            if channel + WIDE <= head_dim / LANES {
-                value_pass::<L, N, WIDE>(l, job, span, &pairs, scores, sums, channel, self.out);
-            } else {
-                value_pass::<L, N, 1>(l, job, span, &pairs, scores, sums, channel, self.out);
-            }
+        let values = Values { job, span, pairs: &pairs, weights: scores, sums, out: self.out };
+        for channel in (0..head_dim / LANES).step_by(2) {
+            values.two(l.wide(), channel);
         }
         if let Some(lse) = self.lse {
             for ((pair, max), sum) in pairs.iter().zip(maxima).zip(sums) {
@@ -206,37 +208,50 @@ fn score_pass<L: Lanes, const N: usize>(
     pairs: &[Pair<'_>; N],
     scores: &mut [[f32; PAGE_TOKENS]],
 ) -> [f32; N] {
-    let scale = l.splat(job.shape.scale);
-    let mut maxima = [l.splat(f32::NEG_INFINITY); N];
+    let w = l.wide();
+    let scale = w.splat(job.shape.scale);
+    let mut maxima = [w.splat(f32::NEG_INFINITY); N];
     for ((page, id), scores) in span.pages().zip(scores.chunks_exact_mut(N)) {
         let keys = job.pool.page(id).0.as_chunks::<LANES>().0.as_chunks::<2>().0;
-        let queries: [&[f32]; N] = std::array::from_fn(|n| &pairs[n].q[..keys.len()]);
-        let mut sums = [[l.splat(0.0); 2]; N];
-        for (channel, [low, high]) in keys.iter().enumerate() {
-            let (low, high) = (l.load_f16(low), l.load_f16(high));
+        let mut queries = [&[0.0f32; 0][..]; N];
+        for n in 0..N {
+            queries[n] = &pairs[n].q[..keys.len()];
+        }
+        let mut sums = [w.splat(0.0); N];
+        for (channel, keys) in keys.iter().enumerate() {
+            let keys = w.load_f16(keys);
             for n in 0..N {
-                let q = l.splat(queries[n][channel]);
-                sums[n] = [l.fma(q, low, sums[n][0]), l.fma(q, high, sums[n][1])];
+                sums[n] = w.fma(w.splat(queries[n][channel]), keys, sums[n]);
             }
         }
         for n in 0..N {
+            let mut score = w.mul(sums[n], scale);
+            let out = pair_of(&mut scores[n]);
+            w.store(score, out);
             let (hidden, seen) = (pairs[n].hidden(page), pairs[n].seen(page));
-            for (half, out) in scores[n].as_chunks_mut().0.iter_mut().enumerate() {
-                let score = l.mul(sums[n][half], scale);
-                let score = l.keep_first(score, seen.saturating_sub(half * LANES), f32::NEG_INFINITY);
-                let score = drop_first(l, score, hidden.saturating_sub(half * LANES), f32::NEG_INFINITY);
-                maxima[n] = l.max(score, maxima[n]);
-                l.store(score, out);
+            if hidden > 0 || seen < PAGE_TOKENS {
+                scores[n][..hidden].fill(f32::NEG_INFINITY);
+                scores[n][seen..].fill(f32::NEG_INFINITY);
+                score = w.load(pair_of(&mut scores[n]));
             }
+            maxima[n] = w.max(score, maxima[n]);
         }
     }
     let mut out = [f32::NEG_INFINITY; N];
     for n in 0..N {
-        let mut lanes = [0.0; LANES];
-        l.store(maxima[n], &mut lanes);
-        out[n] = lanes.into_iter().fold(out[n], |a, b| if b > a { b } else { a });
+        let mut lanes = [[0.0; LANES]; 2];
+        w.store(maxima[n], &mut lanes);
+        out[n] = lanes.into_iter().flatten().fold(out[n], |a, b| if b > a { b } else { a });
     }
     out
+}
+
+/// A page's scores as two vectors.
+#[inline(always)]
+fn pair_of(scores: &mut [f32; PAGE_TOKENS]) -> &mut [[f32; LANES]; 2] {
+    const { assert!(PAGE_TOKENS == 2 * LANES) };
+    // SAFETY: both are the same sixteen values.
+    unsafe { &mut *std::ptr::from_mut(scores).cast() }
 }
 
 /// Turns scores into weights `exp(score - max)` (zero where a pair may not look); returns their sums.
@@ -272,47 +287,69 @@ fn weight_pass<L: Lanes, const N: usize>(
     out
 }
 
-/// Weighted values of `W` vectors of channels from vector `channel` on, divided by the sums.
-#[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "one pass of three over the same tile")]
-fn value_pass<L: Lanes, const N: usize, const W: usize>(
-    l: L,
-    job: &Attention<'_>,
-    span: Span<'_>,
-    pairs: &[Pair<'_>; N],
-    weights: &[[f32; PAGE_TOKENS]],
+/// Weighted values of the tokens, divided by the sums.
+struct Values<'a, const N: usize> {
+    job: &'a Attention<'a>,
+    span: Span<'a>,
+    pairs: &'a [Pair<'a>; N],
+    weights: &'a [[f32; PAGE_TOKENS]],
     sums: [f32; N],
-    channel: usize,
-    out: &Disjoint<'_, f32>,
-) {
-    let (dim, heads) = (job.shape.head_dim, job.shape.heads);
-    let mut totals = [[l.splat(0.0); W]; N];
-    for ((page, id), weights) in span.pages().zip(weights.chunks_exact(N)) {
-        let values = job.pool.page(id).1;
-        let all_see = pairs.iter().all(|pair| pair.seen(page) == PAGE_TOKENS && pair.hidden(page) == 0);
-        for (slot, row) in values.chunks_exact(dim).enumerate() {
-            let row = &row.as_chunks::<LANES>().0[channel..channel + W];
-            let mut value = [l.splat(0.0); W];
-            for w in 0..W {
-                value[w] = l.load_f16(&row[w]);
-            }
+    out: &'a Disjoint<'a, f32>,
+}
+
+/// Two vectors of a token's value; zeros behind the last one.
+#[inline(always)]
+fn two_of(row: &[[u16; LANES]], channel: usize) -> [[u16; LANES]; 2] {
+    match row[channel..].first_chunk::<2>() {
+        Some(two) => *two,
+        None => [row[channel], [0; LANES]],
+    }
+}
+
+impl<const N: usize> Values<'_, N> {
+    /// Two vectors of channels, from vector `channel` on.
+    #[inline(always)]
+    fn two<W: Wide>(&self, w: W, channel: usize) {
+        let dim = self.job.shape.head_dim;
+        let mut totals = [w.splat(0.0); N];
+        for ((page, id), weights) in self.span.pages().zip(self.weights.as_chunks::<N>().0) {
+            let rows = self.job.pool.page(id).1.chunks_exact(dim).enumerate();
+            let mut all_see = true;
             for n in 0..N {
-                // A slot that a pair may not look at can hold anything, NaN included: it is skipped.
-                if all_see || (pairs[n].hidden(page)..pairs[n].seen(page)).contains(&slot) {
-                    let weight = l.splat(weights[n][slot]);
-                    for w in 0..W {
-                        totals[n][w] = l.fma(weight, value[w], totals[n][w]);
+                all_see &= self.pairs[n].seen(page) == PAGE_TOKENS && self.pairs[n].hidden(page) == 0;
+            }
+            if all_see {
+                for (slot, row) in rows {
+                    let value = w.load_f16(&two_of(row.as_chunks().0, channel));
+                    for n in 0..N {
+                        totals[n] = w.fma(w.splat(weights[n][slot]), value, totals[n]);
+                    }
+                }
+                continue;
+            }
+            for (slot, row) in rows {
+                let value = w.load_f16(&two_of(row.as_chunks().0, channel));
+                for n in 0..N {
+                    // A slot that a pair may not look at can hold anything, NaN included: it is skipped.
+                    if (self.pairs[n].hidden(page)..self.pairs[n].seen(page)).contains(&slot) {
+                        totals[n] = w.fma(w.splat(weights[n][slot]), value, totals[n]);
                     }
                 }
             }
         }
-    }
-    for n in 0..N {
-        let at = (pairs[n].row * heads + pairs[n].head) * dim + channel * LANES;
-        // SAFETY: a (row, head) belongs to one item, and its channels to one pass.
-        let out = unsafe { out.slice(at, W * LANES) };
-        for (out, total) in out.as_chunks_mut().0.iter_mut().zip(totals[n]) {
-            l.store(l.div(total, l.splat(sums[n])), out);
+        for n in 0..N {
+            let mut values = [[0.0; LANES]; 2];
+            w.store(w.div(totals[n], w.splat(self.sums[n])), &mut values);
+            self.put(n, channel, &values.as_flattened()[..(dim - channel * LANES).min(2 * LANES)]);
         }
+    }
+
+    /// Writes channels of pair `n`.
+    #[inline(always)]
+    fn put(&self, n: usize, channel: usize, values: &[f32]) {
+        let AttentionShape { heads, head_dim, .. } = self.job.shape;
+        let at = (self.pairs[n].row * heads + self.pairs[n].head) * head_dim + channel * LANES;
+        // SAFETY: a (row, head) belongs to one item, and its channels to one pass.
+        unsafe { self.out.slice(at, values.len()) }.copy_from_slice(values);
     }
 }

@@ -14,7 +14,7 @@ use super::rope::Rotate;
 use super::scale::Scale;
 use super::swiglu::SwiGlu;
 use super::workers::{Disjoint, MAX_THREADS, Workers};
-use super::{CpuMatrix, CpuOptions, CpuPool, CpuRope, CpuVector, Isa, Precision, best_isa, check, embed};
+use super::{CpuMatrix, CpuOptions, CpuPool, CpuRope, CpuVector, Isa, Rounding, best_isa, check, embed};
 use crate::backend::{
     AttentionShape, Backend, MatrixSpec, PageId, PoolSpec, RopePairing, RowGroup, cell_bytes,
 };
@@ -46,7 +46,7 @@ impl CpuTensor {
 /// The backend that runs on the host's processor. Calls from several threads take turns.
 pub struct CpuBackend {
     isa: Isa,
-    precision: Precision,
+    rounding: Rounding,
     workers: Workers,
     activations: Mutex<Activations>,
 }
@@ -67,7 +67,7 @@ impl CpuBackend {
         };
         Ok(Self {
             isa,
-            precision: options.precision,
+            rounding: options.rounding,
             workers: Workers::new(threads)?,
             activations: Mutex::default(),
         })
@@ -137,9 +137,9 @@ impl Backend for CpuBackend {
     }
 
     fn numerics_class(&self) -> &'static str {
-        match self.precision {
-            Precision::Fast => "cpu-2-fast",
-            Precision::Fine => "cpu-2-fine",
+        match self.rounding {
+            Rounding::Fast => "cpu-2-fast",
+            Rounding::Fine => "cpu-2-fine",
         }
     }
 
@@ -204,7 +204,7 @@ impl Backend for CpuBackend {
         let out = out.head_mut("linear", rows)?;
         let job = Product { matrix: weights, bias: bias.map(|bias| bias.values.as_slice()), x, rows };
         let mut scratch = self.activations.lock().unwrap_or_else(PoisonError::into_inner);
-        linear(self.isa, self.precision, &self.workers, &mut scratch, &job, out);
+        linear(self.isa, self.rounding, &self.workers, &mut scratch, &job, out);
         Ok(())
     }
 

@@ -115,6 +115,8 @@ pub(crate) trait Wide: Copy {
 
     /// Tiles of activations that the registers have room for.
     const TILES: usize;
+    /// (row, head) pairs of attention that they have room for.
+    const PAIRS: usize;
 
     /// `v` in all lanes.
     fn splat(self, v: f32) -> Self::F;
@@ -122,6 +124,12 @@ pub(crate) trait Wide: Copy {
     fn load(self, v: &[[f32; LANES]; 2]) -> Self::F;
     /// Writes sixteen values.
     fn store(self, v: Self::F, out: &mut [[f32; LANES]; 2]);
+    /// Reads sixteen f16.
+    fn load_f16(self, v: &[[u16; LANES]; 2]) -> Self::F;
+    /// As [`Lanes::max`].
+    fn max(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a / b`.
+    fn div(self, a: Self::F, b: Self::F) -> Self::F;
     /// `a * b`.
     fn mul(self, a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`, rounded once.
@@ -155,6 +163,7 @@ impl<L: Lanes> Wide for Two<L> {
     type B = [L::B; 2];
 
     const TILES: usize = 1;
+    const PAIRS: usize = 6;
 
     #[inline(always)]
     fn splat(self, v: f32) -> Self::F {
@@ -170,6 +179,21 @@ impl<L: Lanes> Wide for Two<L> {
     fn store(self, v: Self::F, out: &mut [[f32; LANES]; 2]) {
         self.0.store(v[0], &mut out[0]);
         self.0.store(v[1], &mut out[1]);
+    }
+
+    #[inline(always)]
+    fn load_f16(self, v: &[[u16; LANES]; 2]) -> Self::F {
+        [self.0.load_f16(&v[0]), self.0.load_f16(&v[1])]
+    }
+
+    #[inline(always)]
+    fn max(self, a: Self::F, b: Self::F) -> Self::F {
+        [self.0.max(a[0], b[0]), self.0.max(a[1], b[1])]
+    }
+
+    #[inline(always)]
+    fn div(self, a: Self::F, b: Self::F) -> Self::F {
+        [self.0.div(a[0], b[0]), self.0.div(a[1], b[1])]
     }
 
     #[inline(always)]
@@ -321,6 +345,9 @@ mod tests {
                 out.extend(t.into_iter().flatten().map(f32::to_bits));
             };
             put(w.mul(a, b));
+            put(w.max(a, b));
+            put(w.div(a, b));
+            put(w.load_f16(&[self.halves, self.halves.map(|v| v ^ 0x8001)]));
             put(w.fma(a, w.splat(0.3), c));
             let both = w.load_bytes(&[self.codes.map(|v| v & 63), self.codes.map(|v| v >> 2)]);
             let sums = w.pin(w.add_dot::<false>(w.start(0), both, &quads[1]));

@@ -158,6 +158,7 @@ impl Wide for Avx512 {
     type B = __m512i;
 
     const TILES: usize = 2;
+    const PAIRS: usize = 12;
 
     #[inline(always)]
     fn splat(self, v: f32) -> __m512 {
@@ -172,6 +173,21 @@ impl Wide for Avx512 {
     #[inline(always)]
     fn store(self, v: __m512, out: &mut [[f32; LANES]; 2]) {
         with_avx512!(_mm512_storeu_ps(out.as_mut_ptr().cast(), v));
+    }
+
+    #[inline(always)]
+    fn load_f16(self, v: &[[u16; LANES]; 2]) -> __m512 {
+        with_avx512!(_mm512_cvtph_ps(_mm256_loadu_si256(v.as_ptr().cast())))
+    }
+
+    #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        with_avx512!(_mm512_max_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        with_avx512!(_mm512_div_ps(a, b))
     }
 
     #[inline(always)]

@@ -12,7 +12,7 @@ use super::matrix::{CpuMatrix, Data};
 use super::packing::GROUP_ROWS;
 use super::quantise::{Activations, PANEL_ROWS, QuantiseTile, Sums, TILE, Tile, tiles};
 use super::workers::{Disjoint, Workers};
-use super::{Isa, Precision, lanes::dispatch, linear_float::FloatJob};
+use super::{Isa, Rounding, lanes::dispatch, linear_float::FloatJob};
 
 /// Up to this many rows of `x`, weights are taken apart in registers; above, once per panel.
 pub(super) const DIRECT_ROWS: usize = TILE;
@@ -30,7 +30,7 @@ pub(super) struct Product<'a> {
 /// Computes a product.
 pub(super) fn linear(
     isa: Isa,
-    precision: Precision,
+    rounding: Rounding,
     workers: &Workers,
     scratch: &mut Activations,
     job: &Product<'_>,
@@ -40,7 +40,7 @@ pub(super) fn linear(
     match &job.matrix.data {
         Data::Quantised { format, layout, bytes } => {
             let sums = Sums::of(layout, isa.sums_are_whole());
-            quantise(isa, precision, workers, scratch, job, sums);
+            quantise(isa, rounding, workers, scratch, job, sums);
             let acts = &*scratch;
             split(workers, job, |groups, rows| {
                 let part = QuantisedJob { format: *format, bytes, job, acts, out: &out, groups, rows };
@@ -53,7 +53,7 @@ pub(super) fn linear(
 
 fn quantise(
     isa: Isa,
-    precision: Precision,
+    rounding: Rounding,
     workers: &Workers,
     scratch: &mut Activations,
     job: &Product<'_>,
@@ -63,7 +63,7 @@ fn quantise(
     let out = scratch.share();
     let all: Vec<Tile> = tiles(0, job.rows).collect();
     workers.run(all.len(), &|item| {
-        dispatch(isa, QuantiseTile { x: job.x, tile: all[item], sums, precision, out: &out });
+        dispatch(isa, QuantiseTile { x: job.x, tile: all[item], sums, rounding, out: &out });
     });
 }
 

@@ -102,7 +102,7 @@ pub fn best_isa() -> Isa {
 
 /// How exactly activations are rounded before they meet quantised weights. Each is a numerics class of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Precision {
+pub enum Rounding {
     /// To 8 bits in blocks of 32; blocks that stand out of their row to 16. What other engines do, or better.
     #[default]
     Fast,
@@ -118,12 +118,12 @@ pub struct CpuOptions {
     /// Instruction set; `None` for the best one.
     pub isa: Option<Isa>,
     /// Rounding of activations.
-    pub precision: Precision,
+    pub rounding: Rounding,
 }
 
 impl Default for CpuOptions {
     /// One thread per processor, the best instruction set, fast.
     fn default() -> Self {
-        Self { threads: 0, isa: None, precision: Precision::Fast }
+        Self { threads: 0, isa: None, rounding: Rounding::Fast }
     }
 }

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use super::Precision;
+use super::Rounding;
 use super::lanes::{Kernel, Lanes};
 use super::packing::{BLOCK, Layout, STEPS};
 use super::workers::Disjoint;
@@ -230,7 +230,7 @@ pub(crate) struct QuantiseTile<'a> {
     /// What sums to keep.
     pub(crate) sums: Sums,
     /// How many digits.
-    pub(crate) precision: Precision,
+    pub(crate) rounding: Rounding,
     /// Where to put them.
     pub(crate) out: &'a Shared<'a>,
 }
@@ -297,9 +297,9 @@ impl Kernel for QuantiseTile<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, _lanes: L) {
         let Shape { blocks, words, width, .. } = self.out.shape;
-        let threshold = match self.precision {
-            Precision::Fast => OUTLIER,
-            Precision::Fine => 0.0,
+        let threshold = match self.rounding {
+            Rounding::Fast => OUTLIER,
+            Rounding::Fine => 0.0,
         };
         let mut limits = [f32::INFINITY; TILE];
         for (row, limit) in limits.iter_mut().enumerate().take(self.tile.rows) {

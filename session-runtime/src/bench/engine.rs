@@ -1,133 +1,301 @@
-//! `bench engine`: tokens per second of prefill and decode, milliseconds in each layer.
+//! `bench engine`: tokens per second of prefill and decode at a short and a long context and with several sessions at
+//! once, beside a peer where one is given, and as shares of what the machine can do.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use kernels::cpu::{CpuBackend, CpuOptions, ceiling};
 
+use super::peer::Peer;
 use super::{Figure, median};
 use crate::engine::{self, Engine, EngineOptions, LogitRows, SequenceRows};
 use crate::error::Error;
 use crate::kv::pool::PagePool;
 use crate::kv::table::BlockTable;
-use crate::models;
+use crate::models::architecture::ModelConfig;
+use crate::models::{self, Tokenizer};
 use crate::runtime::STEP_ROWS;
 
+/// Runs of every case.
 const RUNS: usize = 5;
-const PROMPT: usize = 512;
-const DECODE: usize = 32;
+/// Tokens decoded after a prompt.
+const DECODE: usize = 64;
+/// Sessions that decode at once, and the context each of them has.
+const SESSIONS: usize = 8;
+const SESSION_CONTEXT: usize = 128;
+/// Prompt lengths.
+const PROMPTS: [usize; 2] = [512, 4000];
+/// Room for the longest prompt and what is decoded after it.
+const CONTEXT: usize = 4096;
+/// A text of about 2,000 tokens.
+const PASSAGE: &str = include_str!("../../tests/fixtures/passage.txt");
 
-/// Measures every model, runs interleaved.
+/// What a peer is called in the results.
+const PEER: &str = "llama.cpp";
+
+/// Measures every model, ours and the peer taking turns.
 pub(super) fn run(
     names: &[String],
     threads: usize,
+    peer: Option<&Path>,
     tell: &mut (dyn FnMut(Figure) + Send),
 ) -> Result<(), Error> {
     let backend = Arc::new(CpuBackend::new(CpuOptions { threads, ..CpuOptions::default() })?);
-    let mut subjects = names
-        .iter()
-        .map(|name| Subject::open(name, Arc::clone(&backend)))
-        .collect::<Result<Vec<_>, Error>>()?;
-    let mut bandwidth = Vec::new();
-    for _ in 0..RUNS {
-        bandwidth.push(ceiling::memory_read(threads));
-        for subject in &mut subjects {
-            subject.measure()?;
+    let threads = backend.threads();
+    for name in names {
+        let mut subject = Subject::open(name, Arc::clone(&backend), peer)?;
+        let mut ceilings = Ceilings::default();
+        for prompt in PROMPTS {
+            let mut turns = Turns::default();
+            for _ in 0..RUNS {
+                ceilings.measure(threads);
+                subject.turn(prompt, &mut turns)?;
+            }
+            subject.tell_turns(prompt, turns, &ceilings, tell);
         }
-    }
-    let bandwidth = median(bandwidth);
-    tell(figure("machine/memory-read", "bytes_per_s", bandwidth, "B/s"));
-    for subject in subjects {
-        subject.tell(bandwidth, tell);
+        subject.sessions(tell)?;
+        subject.perplexity(tell)?;
+        let resident = subject.engine.weight_bytes() as f64;
+        tell(figure(&format!("{name}/weights"), "bytes_resident", resident, "B"));
+        ceilings.tell(tell);
     }
     Ok(())
 }
 
 fn figure(case: &str, metric: &'static str, value: f64, unit: &'static str) -> Figure {
-    Figure {
-        bench: "engine",
-        case: case.to_owned(),
-        metric,
-        value,
-        unit,
-        against: None,
-        ratio: None,
-        n: RUNS,
+    let (against, ratio) = (None, None);
+    Figure { bench: "engine", case: case.to_owned(), metric, value, unit, against, ratio, n: RUNS }
+}
+
+/// `value` with its share of `ceiling`.
+fn share(figure: Figure, against: &'static str, ceiling: f64) -> Figure {
+    Figure { against: Some(against), ratio: Some(figure.value / ceiling), ..figure }
+}
+
+/// Weights of the layers: products of one row.
+fn products_per_token(config: &ModelConfig) -> usize {
+    let attention = 2 * config.heads + 2 * config.kv_heads;
+    config.layers * config.hidden * (attention * config.head_dim + 3 * config.ffn)
+}
+
+/// What the machine can do, measured between the runs.
+#[derive(Default)]
+struct Ceilings {
+    read: Vec<f64>,
+    products: Vec<f64>,
+}
+
+impl Ceilings {
+    fn measure(&mut self, threads: usize) {
+        self.read.push(ceiling::memory_read(threads));
+        self.products.push(ceiling::int8_multiply_adds(threads));
     }
+
+    fn tell(self, tell: &mut (dyn FnMut(Figure) + Send)) {
+        tell(figure("machine/memory-read", "bytes_per_s", median(self.read), "B/s"));
+        tell(figure("machine/int8-peak", "products_per_s", median(self.products), "1/s"));
+    }
+}
+
+/// Seconds of ours and of the peer.
+#[derive(Default)]
+struct Times {
+    ours: Vec<f64>,
+    theirs: Vec<f64>,
+}
+
+impl Times {
+    /// Tokens per second of `tokens` in the median run, beside the peer's where it ran.
+    fn figure(&self, case: &str, tokens: usize) -> Figure {
+        let ours = figure(case, "tok_per_s", tokens as f64 / median(self.ours.clone()), "tok/s");
+        match self.theirs.is_empty() {
+            true => ours,
+            false => share(ours, PEER, tokens as f64 / median(self.theirs.clone())),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Turns {
+    prefill: Times,
+    decode: Times,
+    layers: Vec<f64>,
 }
 
 struct Subject {
     name: String,
     engine: Engine<CpuBackend>,
     pool: PagePool,
-    prefill: Vec<f64>,
-    decode: Vec<f64>,
-    layers: Vec<f64>,
+    tokenizer: Tokenizer,
+    peer: Option<Peer>,
 }
 
 impl Subject {
-    fn open(name: &str, backend: Arc<CpuBackend>) -> Result<Self, Error> {
+    fn open(name: &str, backend: Arc<CpuBackend>, peer: Option<&Path>) -> Result<Self, Error> {
+        let threads = backend.threads();
         let model = models::open(name)?;
-        let bytes = (model.config.kv_token_bytes() * (PROMPT + DECODE + 64)) as u64;
-        let options =
-            EngineOptions { budget_bytes: bytes, context_length: PROMPT + DECODE + 64, step_rows: STEP_ROWS };
+        let rows = CONTEXT.max(SESSIONS * (SESSION_CONTEXT + DECODE)) + 64;
+        let budget_bytes = (model.config.kv_token_bytes() * rows) as u64;
+        let options = EngineOptions { budget_bytes, context_length: CONTEXT + 64, step_rows: STEP_ROWS };
         let engine = engine::open(backend, &model, options)?;
         let pool = PagePool::new(engine.pool_spec().pages);
-        let layers = vec![0.0; model.config.layers];
-        Ok(Self { name: name.to_owned(), engine, pool, prefill: Vec::new(), decode: Vec::new(), layers })
+        let path = models::catalog::resolve(name)?.path;
+        let peer = peer.map(|program| Peer::start(program, &path, threads, rows, SESSIONS)).transpose()?;
+        Ok(Self { name: name.to_owned(), engine, pool, tokenizer: model.tokenizer, peer })
     }
 
-    fn measure(&mut self) -> Result<(), Error> {
+    fn case(&self, part: &str) -> String {
+        format!("{}/{part}", self.name)
+    }
+
+    /// Tokens that repeat late: the peer reads the same.
+    fn tokens(&self, count: usize) -> Vec<u32> {
+        let vocab = self.engine.config().vocab;
+        (0..count).map(|index| ((index * 7919 + 13) % vocab) as u32).collect()
+    }
+
+    fn table(&mut self, tokens: usize) -> Result<BlockTable, Error> {
         let config = self.engine.config();
-        let vocab = config.vocab as u32;
-        let tokens: Vec<u32> =
-            (0..(PROMPT + DECODE) as u32).map(|index| (index * 7919 + 13) % vocab).collect();
         let mut table = BlockTable::new(config.layers, config.kv_heads);
-        table.prepare(&mut self.pool, 0, tokens.len()).map_err(Error::internal)?;
-        let layers = config.layers;
+        table.prepare(&mut self.pool, 0, tokens).map_err(Error::internal)?;
+        Ok(table)
+    }
+
+    /// Reads `tokens` into a table from its start, a step at a time; logits of the last one alone.
+    fn prefill(&mut self, table: &BlockTable, tokens: &[u32]) -> Result<(), Error> {
+        let layers = self.engine.config().layers;
         let mut logits = Vec::new();
-        let mut step = |engine: &mut Engine<CpuBackend>, start: usize, end: usize| {
-            logits.clear();
-            let rows = SequenceRows {
-                tokens: &tokens[start..end],
-                start,
-                tables: &table,
-                logits: if end < PROMPT { LogitRows::None } else { LogitRows::Last },
-            };
-            engine.forward(&[rows], layers, &mut logits)
-        };
-        let begun = Instant::now();
-        for start in (0..PROMPT).step_by(STEP_ROWS) {
-            step(&mut self.engine, start, (start + STEP_ROWS).min(PROMPT))?;
+        for start in (0..tokens.len()).step_by(STEP_ROWS) {
+            let end = (start + STEP_ROWS).min(tokens.len());
+            let wanted = if end < tokens.len() { LogitRows::None } else { LogitRows::Last };
+            let rows = SequenceRows { tokens: &tokens[start..end], start, tables: table, logits: wanted };
+            self.engine.forward(&[rows], layers, &mut logits)?;
         }
-        self.prefill.push(PROMPT as f64 / begun.elapsed().as_secs_f64());
-        for (sum, seconds) in self.layers.iter_mut().zip(self.engine.take_layer_seconds()) {
-            *sum += seconds / RUNS as f64;
-        }
-        let begun = Instant::now();
-        for index in PROMPT..PROMPT + DECODE {
-            step(&mut self.engine, index, index + 1)?;
-        }
-        self.decode.push(DECODE as f64 / begun.elapsed().as_secs_f64());
-        self.engine.take_layer_seconds();
-        table.truncate(&mut self.pool, 0);
         Ok(())
     }
 
-    fn tell(self, bandwidth: f64, tell: &mut (dyn FnMut(Figure) + Send)) {
-        let case = |part: &str| format!("{}/{part}", self.name);
-        tell(figure(&case("prefill-512"), "tok_per_s", median(self.prefill), "tok/s"));
-        let decode = median(self.decode);
-        tell(figure(&case("decode-512"), "tok_per_s", decode, "tok/s"));
-        let read = decode * self.engine.weight_bytes() as f64;
-        tell(Figure {
-            against: Some("memory-read"),
-            ratio: Some(read / bandwidth),
-            ..figure(&case("decode-512"), "weight_bytes_per_s", read, "B/s")
-        });
-        tell(figure(&case("weights"), "bytes_resident", self.engine.weight_bytes() as f64, "B"));
-        for (layer, seconds) in self.layers.iter().enumerate() {
-            tell(figure(&case(&format!("prefill-512/layer-{layer}")), "ms", seconds * 1e3, "ms"));
+    /// Decodes the tokens from `from` on, one of each session at a time; seconds.
+    fn decode(&mut self, tables: &[BlockTable], tokens: &[u32], from: usize) -> Result<f64, Error> {
+        let layers = self.engine.config().layers;
+        let mut logits = Vec::new();
+        let begun = Instant::now();
+        for index in from..tokens.len() {
+            logits.clear();
+            let rows: Vec<SequenceRows<'_>> = tables
+                .iter()
+                .map(|tables| SequenceRows {
+                    tokens: &tokens[index..=index],
+                    start: index,
+                    tables,
+                    logits: LogitRows::Last,
+                })
+                .collect();
+            self.engine.forward(&rows, layers, &mut logits)?;
         }
+        Ok(begun.elapsed().as_secs_f64())
+    }
+
+    /// One prompt of `length` tokens and what is decoded after it, ours and the peer's.
+    fn turn(&mut self, length: usize, turns: &mut Turns) -> Result<(), Error> {
+        let tokens = self.tokens(length + DECODE);
+        let mut table = self.table(tokens.len())?;
+        self.engine.take_layer_seconds();
+        let begun = Instant::now();
+        self.prefill(&table, &tokens[..length])?;
+        turns.prefill.ours.push(begun.elapsed().as_secs_f64());
+        let seconds = self.engine.take_layer_seconds();
+        turns.layers.resize(seconds.len(), 0.0);
+        for (sum, seconds) in turns.layers.iter_mut().zip(seconds) {
+            *sum += seconds / RUNS as f64;
+        }
+        turns.decode.ours.push(self.decode(std::slice::from_ref(&table), &tokens, length)?);
+        table.truncate(&mut self.pool, 0);
+        if let Some(peer) = &mut self.peer
+            && let [prefill, decode] = peer.ask(&format!("turn {length} {DECODE}"))?[..]
+        {
+            turns.prefill.theirs.push(prefill);
+            turns.decode.theirs.push(decode);
+        }
+        Ok(())
+    }
+
+    fn tell_turns(
+        &self,
+        length: usize,
+        turns: Turns,
+        ceilings: &Ceilings,
+        tell: &mut (dyn FnMut(Figure) + Send),
+    ) {
+        let case = self.case(&format!("prefill-{length}"));
+        let prefill = turns.prefill.figure(&case, length);
+        // The head is multiplied with one row of a prompt and does not count.
+        let products = prefill.value * products_per_token(self.engine.config()) as f64;
+        tell(prefill);
+        let peak = median(ceilings.products.clone());
+        tell(share(figure(&case, "products_per_s", products, "1/s"), "int8-peak", peak));
+        for (layer, seconds) in turns.layers.iter().enumerate() {
+            tell(figure(&format!("{case}/layer-{layer}"), "ms", seconds * 1e3, "ms"));
+        }
+        let case = self.case(&format!("decode-{length}"));
+        let decode = turns.decode.figure(&case, DECODE);
+        let kv = self.engine.config().kv_token_bytes() * (length + DECODE / 2);
+        let read = decode.value * (self.engine.weight_bytes() + kv) as f64;
+        tell(decode);
+        tell(share(figure(&case, "bytes_per_s", read, "B/s"), "memory-read", median(ceilings.read.clone())));
+    }
+
+    /// Several sessions that decode at once; the sum of their tokens.
+    fn sessions(&mut self, tell: &mut (dyn FnMut(Figure) + Send)) -> Result<(), Error> {
+        let tokens = self.tokens(SESSION_CONTEXT + DECODE);
+        let mut times = Times::default();
+        for _ in 0..RUNS {
+            let mut tables = Vec::new();
+            for _ in 0..SESSIONS {
+                let table = self.table(tokens.len())?;
+                self.prefill(&table, &tokens[..SESSION_CONTEXT])?;
+                tables.push(table);
+            }
+            times.ours.push(self.decode(&tables, &tokens, SESSION_CONTEXT)?);
+            for mut table in tables {
+                table.truncate(&mut self.pool, 0);
+            }
+            if let Some(peer) = &mut self.peer {
+                times.theirs.extend(peer.ask(&format!("sessions {SESSION_CONTEXT} {DECODE}"))?);
+            }
+        }
+        tell(times.figure(&self.case(&format!("decode-{SESSIONS}-sessions")), SESSIONS * DECODE));
+        Ok(())
+    }
+
+    /// Perplexity of a fixed text.
+    fn perplexity(&mut self, tell: &mut (dyn FnMut(Figure) + Send)) -> Result<(), Error> {
+        let tokens = self.tokenizer.encode_text(PASSAGE)?;
+        let mut table = self.table(tokens.len())?;
+        let (layers, vocab) = (self.engine.config().layers, self.engine.config().vocab);
+        let (mut total, mut logits) = (0.0, Vec::new());
+        for start in (0..tokens.len()).step_by(STEP_ROWS) {
+            let end = (start + STEP_ROWS).min(tokens.len());
+            logits.clear();
+            let rows =
+                SequenceRows { tokens: &tokens[start..end], start, tables: &table, logits: LogitRows::All };
+            self.engine.forward(&[rows], layers, &mut logits)?;
+            for (row, next) in logits.chunks_exact(vocab).zip(tokens.iter().skip(start + 1)) {
+                let highest = row.iter().copied().fold(f32::MIN, f32::max);
+                let sum: f64 = row.iter().map(|logit| f64::from(logit - highest).exp()).sum();
+                total += sum.ln() - f64::from(row[*next as usize] - highest);
+            }
+        }
+        table.truncate(&mut self.pool, 0);
+        let ours = (total / (tokens.len() - 1) as f64).exp();
+        let figure = Figure { n: 1, ..figure(&self.case("passage"), "perplexity", ours, "1") };
+        let Some(peer) = &mut self.peer else {
+            tell(figure);
+            return Ok(());
+        };
+        let ids: Vec<String> = tokens.iter().map(u32::to_string).collect();
+        let theirs = peer.ask(&format!("perplexity {}", ids.join(" ")))?;
+        tell(share(figure, PEER, theirs.first().copied().unwrap_or(f64::NAN)));
+        Ok(())
     }
 }

@@ -2,7 +2,10 @@
 //! `{bench, case, metric, value, unit, against, ratio, n}`.
 
 pub mod engine;
+mod peer;
 pub mod restore;
+
+use std::path::Path;
 
 use serde::Serialize;
 
@@ -32,7 +35,8 @@ pub struct Figure {
 /// The benchmarks there are.
 pub const NAMES: [&str; 2] = ["engine", "restore"];
 
-/// Runs a benchmark, telling each figure as soon as it is known.
+/// Runs a benchmark, telling each figure as soon as it is known. `peer` is a program from `benches/peers` to measure
+/// beside ours.
 ///
 /// # Errors
 /// An unknown name, or what the runtime fails with.
@@ -40,10 +44,11 @@ pub async fn run(
     name: &str,
     models: &[String],
     threads: usize,
+    peer: Option<&Path>,
     tell: &mut (dyn FnMut(Figure) + Send),
 ) -> Result<(), Error> {
     match name {
-        "engine" => engine::run(models, threads, tell),
+        "engine" => engine::run(models, threads, peer, tell),
         "restore" => restore::run(models, threads, tell).await,
         _ => Err(Error::invalid(
             "bench_not_found",

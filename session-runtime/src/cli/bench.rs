@@ -1,5 +1,7 @@
 //! `session-runtime bench`: measurements of this build on this machine.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use tokio::runtime::Handle;
 
@@ -17,6 +19,9 @@ pub(super) struct Bench {
     /// Name of the benchmark
     #[arg(value_parser = bench::NAMES)]
     name: String,
+    /// A peer's program to measure beside ours, as built by `cargo xtask bench engine --peer llama-cpp`
+    #[arg(long, value_name = "PROGRAM")]
+    peer: Option<PathBuf>,
     /// Prints one JSON object a line
     #[arg(long)]
     json: bool,
@@ -34,7 +39,13 @@ impl Bench {
                 unprinted = self.print(&figure);
             }
         };
-        handle.block_on(bench::run(&self.name, &models, options.threads(), &mut tell))?;
+        handle.block_on(bench::run(
+            &self.name,
+            &models,
+            options.threads(),
+            self.peer.as_deref(),
+            &mut tell,
+        ))?;
         unprinted
     }
 
