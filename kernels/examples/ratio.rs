@@ -202,7 +202,7 @@ fn attention(
     let tables: Vec<Vec<PageId>> =
         (0..kv_heads).map(|h| (0..pages).map(|p| PageId((p * kv_heads + h) as u32)).collect()).collect();
     let tables: Vec<&[PageId]> = tables.iter().map(Vec::as_slice).collect();
-    let shape = AttentionShape { heads, kv_heads, head_dim, scale: 0.1 };
+    let shape = AttentionShape { heads, kv_heads, head_dim, scale: 0.1, window: None };
     let groups = [RowGroup { tables: &tables, first_row: 0, rows, start }];
     let q = tensor_of(backend, &floats(&mut Random::new(2), rows * heads * head_dim, 1.0), heads * head_dim);
     let mut out = backend.tensor(rows, heads * head_dim).unwrap();

@@ -15,6 +15,12 @@ pub const PAGE_TOKENS: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PageId(pub u32);
 
+impl PageId {
+    /// A place in a table whose page was given back: it lies before every window, so no kernel reads it. No pool
+    /// has a page of this index.
+    pub const ABSENT: PageId = PageId(u32::MAX);
+}
+
 /// Shape and storage type of a weight matrix as a model file holds it: `rows` outputs, each a
 /// contiguous run of `cols` inputs in `format`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,10 +63,11 @@ pub enum RopePairing {
 
 /// Rows of one sequence inside a step, for one layer. Row `first_row + r` is the token at index
 /// `start + r` of the sequence: it is written to that slot by `append`, and it attends to the
-/// `start + r + 1` tokens at indices `0..=start + r`.
+/// `start + r + 1` tokens at indices `0..=start + r`, or to the last [`AttentionShape::window`] of them.
 #[derive(Clone, Debug)]
 pub struct RowGroup<'a> {
-    /// Block tables of this layer, one per KV head: page ids in token order.
+    /// Block tables of this layer, one per KV head: page ids in token order. Pages wholly before the window of the
+    /// first row may be [`PageId::ABSENT`].
     pub tables: &'a [&'a [PageId]],
     /// First row of the group in the activation buffers.
     pub first_row: usize,
@@ -81,6 +88,15 @@ pub struct AttentionShape {
     pub head_dim: usize,
     /// Factor on the scores, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
+    /// How many tokens a row attends to, itself included; `None` for all.
+    pub window: Option<usize>,
+}
+
+impl AttentionShape {
+    /// The first token that the token at `index` attends to.
+    pub fn first_seen(&self, index: usize) -> usize {
+        self.window.map_or(0, |window| (index + 1).saturating_sub(window))
+    }
 }
 
 /// A device that runs the forward pass. `rows` arguments count valid rows from the start of a buffer.
@@ -149,10 +165,23 @@ pub trait Backend: Send + Sync + 'static {
         out: &mut Self::Tensor,
         rows: usize,
     ) -> Result<(), KernelError>;
+    /// Normalises each head of `x[r]` by itself, in place: `rms_norm` over `heads` runs of the weight's length.
+    fn head_norm(
+        &self,
+        x: &mut Self::Tensor,
+        heads: usize,
+        weight: &Self::Vector,
+        eps: f32,
+        rows: usize,
+    ) -> Result<(), KernelError>;
+    /// `x[r] *= factor`.
+    fn scale(&self, x: &mut Self::Tensor, factor: f32, rows: usize) -> Result<(), KernelError>;
     /// `x[r] += y[r]`.
     fn add(&self, x: &mut Self::Tensor, y: &Self::Tensor, rows: usize) -> Result<(), KernelError>;
     /// `gate[r] = silu(gate[r]) * up[r]`.
     fn swiglu(&self, gate: &mut Self::Tensor, up: &Self::Tensor, rows: usize) -> Result<(), KernelError>;
+    /// `gate[r] = gelu(gate[r]) * up[r]`, with the tanh form of GELU.
+    fn geglu(&self, gate: &mut Self::Tensor, up: &Self::Tensor, rows: usize) -> Result<(), KernelError>;
     /// Rotates each head of `x[r]` (`heads * head_dim` channels) to `positions[r]`.
     fn rope(
         &self,

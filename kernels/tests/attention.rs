@@ -38,7 +38,7 @@ impl Sequence {
 
     /// Outputs and log-sum-exps, by the reference.
     fn expected(&self) -> (Vec<f64>, Vec<f64>) {
-        let AttentionShape { heads, kv_heads, head_dim, scale } = self.shape;
+        let AttentionShape { heads, kv_heads, head_dim, scale, .. } = self.shape;
         let mut kv = vec![reference::KvRows::default(); kv_heads];
         let (mut out, mut lse) = (Vec::new(), Vec::new());
         for token in 0..self.tokens {
@@ -48,7 +48,11 @@ impl Sequence {
             }
             for (head, q) in self.rows(&self.q, heads, token, 1).chunks(head_dim).enumerate() {
                 let kv = &kv[head / (heads / kv_heads)];
-                let (values, sum) = reference::attention(q, &kv.keys_f32(), &kv.values_f32(), scale);
+                let window = self.shape.window.unwrap_or(usize::MAX);
+                let (keys, kept) = (kv.keys_f32(), kv.values_f32());
+                let (keys, kept) =
+                    (reference::window(&keys, head_dim, window), reference::window(&kept, head_dim, window));
+                let (values, sum) = reference::attention(q, keys, kept, scale);
                 out.extend(values);
                 lse.push(sum);
             }
@@ -87,7 +91,14 @@ fn run(backend: &CpuBackend, sequence: &Sequence, piece: usize, random: &mut Ran
         let [k, v] = [&sequence.k, &sequence.v]
             .map(|x| tensor_of(backend, sequence.rows(x, kv_heads, start, rows), kv_heads * head_dim));
         let q = tensor_of(backend, sequence.rows(&sequence.q, heads, start, rows), heads * head_dim);
-        let groups = [RowGroup { tables: &tables, first_row: 0, rows, start }];
+        // Pages before the window of the first row are gone.
+        let gone = sequence.shape.first_seen(start) / PAGE_TOKENS;
+        let left: Vec<Vec<PageId>> = tables
+            .iter()
+            .map(|table| [vec![PageId::ABSENT; gone], table[gone..].to_vec()].concat())
+            .collect();
+        let left: Vec<&[PageId]> = left.iter().map(Vec::as_slice).collect();
+        let groups = [RowGroup { tables: &left, first_row: 0, rows, start }];
         let mut out = backend.tensor(rows, heads * head_dim).unwrap();
         let mut lse = vec![0.0; rows * heads];
         backend.append(&mut pool, sequence.shape, &groups, &k, &v).unwrap();
@@ -101,9 +112,11 @@ fn run(backend: &CpuBackend, sequence: &Sequence, piece: usize, random: &mut Ran
 }
 
 fn shapes() -> impl Strategy<Value = AttentionShape> {
-    (1usize..8, 1usize..3, 1usize..10).prop_map(|(per_kv, kv_heads, dims)| {
+    let window = prop_oneof![Just(None), (1usize..70).prop_map(Some)];
+    (1usize..8, 1usize..3, 1usize..10, window).prop_map(|(per_kv, kv_heads, dims, window)| {
         let head_dim = 8 * dims;
-        AttentionShape { heads: per_kv * kv_heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt() }
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        AttentionShape { heads: per_kv * kv_heads, kv_heads, head_dim, scale, window }
     })
 }
 
@@ -183,7 +196,7 @@ proptest! {
     fn cells_round_trip_and_hold_plain_rows(kv_heads in 1usize..4, dims in 1usize..9, tokens in 1usize..50, seed: u64) {
         let mut random = Random::new(seed);
         let head_dim = 8 * dims;
-        let shape = AttentionShape { heads: kv_heads, kv_heads, head_dim, scale: 1.0 };
+        let shape = AttentionShape { heads: kv_heads, kv_heads, head_dim, scale: 1.0, window: None };
         let sequence = Sequence::new(&mut random, shape, tokens);
         let backend = backend(1, best_isa());
         let pages = 2 * kv_heads * tokens.div_ceil(PAGE_TOKENS);
@@ -219,7 +232,7 @@ proptest! {
 
 #[test]
 fn a_long_context_is_right_and_the_same_on_all_threads() {
-    let shape = AttentionShape { heads: 6, kv_heads: 1, head_dim: 16, scale: 0.25 };
+    let shape = AttentionShape { heads: 6, kv_heads: 1, head_dim: 16, scale: 0.25, window: None };
     let mut random = Random::new(11);
     let sequence = Sequence::new(&mut random, shape, 1200);
     let (one, lse) = run(&backend(1, best_isa()), &sequence, 1200, &mut random);
@@ -263,7 +276,7 @@ fn group<'a>(tables: &'a [&'a [PageId]], first_row: usize, rows: usize, start: u
 #[test]
 fn pages_outside_the_pool_and_wrong_shapes_are_refused() {
     let backend = backend(1, best_isa());
-    let shape = AttentionShape { heads: 2, kv_heads: 1, head_dim: 8, scale: 1.0 };
+    let shape = AttentionShape { heads: 2, kv_heads: 1, head_dim: 8, scale: 1.0, window: None };
     let mut pool = backend.pool(PoolSpec { pages: 2, head_dim: 8 }).unwrap();
     let (q, kv) = (backend.tensor(20, 16).unwrap(), backend.tensor(20, 8).unwrap());
     let mut out = backend.tensor(20, 16).unwrap();
@@ -297,6 +310,7 @@ fn pages_outside_the_pool_and_wrong_shapes_are_refused() {
         AttentionShape { heads: 0, ..shape },
         AttentionShape { head_dim: 16, ..shape },
         AttentionShape { heads: usize::MAX, ..shape },
+        AttentionShape { window: Some(0), ..shape },
     ] {
         assert!(both(bad, &[group(&[good], 0, 1, 0)]).is_err(), "{bad:?}");
     }

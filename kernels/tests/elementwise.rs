@@ -23,7 +23,7 @@ fn close(got: &[f32], want: &[f64], tolerance: f64) {
     }
 }
 
-/// norm, add, swiglu and rope of the same rows; everything they give.
+/// norms, add, scale, gates and rope of the same rows; everything they give.
 fn run_all(
     backend: &CpuBackend,
     x: &[f32],
@@ -31,9 +31,10 @@ fn run_all(
     weight: &[f32],
     dim: usize,
     first: usize,
-) -> [Vec<f32>; 5] {
+) -> [Vec<f32>; 8] {
     let cols = weight.len();
     let rows = x.len() / cols;
+    let head_weight = backend.load_vector("head norm", &weight[..dim]).unwrap();
     let weight = backend.load_vector("norm", weight).unwrap();
     let (x, y) = (tensor_of(backend, x, cols), tensor_of(backend, y, cols));
     let mut out = backend.tensor(rows, cols).unwrap();
@@ -44,6 +45,15 @@ fn run_all(
     let mut gate = tensor_of(backend, &values(backend, &x, rows, cols), cols);
     backend.swiglu(&mut gate, &y, rows).unwrap();
     let gated = values(backend, &gate, rows, cols);
+    let mut gate = tensor_of(backend, &values(backend, &x, rows, cols), cols);
+    backend.geglu(&mut gate, &y, rows).unwrap();
+    let gelu = values(backend, &gate, rows, cols);
+    let mut heads = tensor_of(backend, &values(backend, &x, rows, cols), cols);
+    backend.head_norm(&mut heads, cols / dim, &head_weight, 1e-5, rows).unwrap();
+    let by_head = values(backend, &heads, rows, cols);
+    let mut scaled = tensor_of(backend, &values(backend, &x, rows, cols), cols);
+    backend.scale(&mut scaled, 1.7, rows).unwrap();
+    let scaled = values(backend, &scaled, rows, cols);
     let table = backend.rope_table(10_000.0, dim, first + rows + 1).unwrap();
     let positions: Vec<u32> = (first as u32..).take(rows).collect();
     let [halves, adjacent] = [RopePairing::Halves, RopePairing::Adjacent].map(|pairing| {
@@ -51,7 +61,7 @@ fn run_all(
         backend.rope(&mut turned, cols / dim, dim, &table, pairing, &positions).unwrap();
         values(backend, &turned, rows, cols)
     });
-    [norm, sum, gated, halves, adjacent]
+    [norm, sum, gated, halves, adjacent, gelu, by_head, scaled]
 }
 
 proptest! {
@@ -78,7 +88,10 @@ proptest! {
         for (got, alone) in got.iter().zip(&alone) {
             prop_assert_eq!(bits(&got[row * cols..][..cols]), bits(alone));
         }
-        let [norm, sum, gated, halves, adjacent] = got;
+        let [norm, sum, gated, halves, adjacent, gelu, by_head, scaled] = got;
+        close(&gelu, &reference::geglu(&x, &y), 1e-6);
+        close(&by_head, &reference::head_norm(&x, &weight[..dim], 1e-5), 2e-6);
+        close(&scaled, &reference::scale(&x, 1.7), 1e-7);
         close(&norm, &reference::rms_norm(&x, &weight, 1e-5), 2e-6);
         let sums: Vec<f64> = norm.iter().zip(&y).map(|(a, b)| f64::from(a + b)).collect();
         close(&sum, &sums, 0.0);
@@ -92,7 +105,7 @@ proptest! {
 }
 
 #[test]
-fn swiglu_saturates_without_overflow() {
+fn gates_saturate_without_overflow() {
     let backend = backend(1, best_isa());
     let mut gate = tensor_of(&backend, &[-1e30, -200.0, -88.5, 0.0, 200.0, 1e30], 6);
     let up = tensor_of(&backend, &[1.0; 6], 6);
@@ -100,6 +113,11 @@ fn swiglu_saturates_without_overflow() {
     let got = values(&backend, &gate, 1, 6);
     assert!(got[0] <= 0.0 && got[0].abs() < 1e-7, "{got:?}");
     assert!(got[1].abs() < 1e-30 && got[2].abs() < 1e-30);
+    assert_eq!(&got[3..], &[0.0, 200.0, 1e30]);
+    let mut gate = tensor_of(&backend, &[-1e30, -200.0, -20.0, 0.0, 200.0, 1e30], 6);
+    backend.geglu(&mut gate, &up, 1).unwrap();
+    let got = values(&backend, &gate, 1, 6);
+    assert!(got[..3].iter().all(|value| *value <= 0.0 && value.abs() < 1e-7), "{got:?}");
     assert_eq!(&got[3..], &[0.0, 200.0, 1e30]);
 }
 
@@ -130,6 +148,9 @@ fn shapes_and_positions_are_checked() {
     assert!(matches!(backend.rms_norm(&x, &weight, 1e-5, &mut out, 1), Err(KernelError::Shape { .. })));
     assert!(backend.add(&mut x, &narrow, 1).is_err());
     assert!(backend.swiglu(&mut x, &narrow, 1).is_err());
+    assert!(backend.geglu(&mut x, &narrow, 1).is_err());
+    assert!(backend.head_norm(&mut x, 2, &weight, 1e-5, 1).is_err());
+    assert!(backend.scale(&mut x, 2.0, 3).is_err());
     assert!(backend.add(&mut x, &out, 3).is_err());
     let table = backend.rope_table(10_000.0, 8, 4).unwrap();
     let turn = |x: &mut CpuTensor, heads, dim, positions: &[u32]| {

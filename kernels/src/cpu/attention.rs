@@ -4,7 +4,7 @@
 //! lane owns a channel and walks the tokens in order. The softmax denominator is kept in 16 partial
 //! sums by token index modulo 16, which is the slot in the page, and merged in slot order. A few (row, head)
 //! pairs of one KV head are walked together so that K and V are converted once for all of them; the
-//! sums of a pair do not notice.
+//! sums of a pair do not notice. A window only moves the first page and masks what lies before it.
 
 use std::cell::RefCell;
 
@@ -82,17 +82,41 @@ struct Run<'a> {
     lse: Option<&'a Disjoint<'a, f32>>,
 }
 
-/// One (row, head): where it lies and how many tokens it sees.
+/// One (row, head): where it lies and which tokens it sees.
 #[derive(Clone, Copy)]
 struct Pair<'a> {
     q: &'a [f32],
     row: usize,
     head: usize,
+    /// The first token it sees.
+    from: usize,
+    /// One past the last.
     tokens: usize,
 }
 
+/// The pages that the pairs of a tile see, and the place of the first one in the sequence.
+#[derive(Clone, Copy)]
+struct Span<'a> {
+    table: &'a [PageId],
+    first: usize,
+}
+
+impl Span<'_> {
+    /// Place in the sequence and id of each page.
+    #[inline(always)]
+    fn pages(&self) -> impl Iterator<Item = (usize, PageId)> {
+        (self.first..).zip(self.table.iter().copied())
+    }
+}
+
 impl Pair<'_> {
-    /// Tokens it sees of page `page`.
+    /// Tokens at the front of page `page` that it does not see: they lie before its window.
+    #[inline(always)]
+    fn hidden(&self, page: usize) -> usize {
+        self.from.saturating_sub(page * PAGE_TOKENS).min(PAGE_TOKENS)
+    }
+
+    /// Tokens of page `page` up to its last.
     #[inline(always)]
     fn seen(&self, page: usize) -> usize {
         self.tokens.saturating_sub(page * PAGE_TOKENS).min(PAGE_TOKENS)
@@ -131,22 +155,24 @@ impl Run<'_> {
             let (row, head) = ((first + n) / (heads / kv_heads), (first + n) % (heads / kv_heads));
             let head = item.kv_head * (heads / kv_heads) + head;
             let at = ((group.first_row + item.first + row) * heads + head) * head_dim;
-            let tokens = group.start + item.first + row + 1;
-            Pair { q: &job.q[at..at + head_dim], row: group.first_row + item.first + row, head, tokens }
+            let token = group.start + item.first + row;
+            let (from, tokens) = (job.shape.first_seen(token), token + 1);
+            Pair { q: &job.q[at..at + head_dim], row: group.first_row + item.first + row, head, from, tokens }
         });
-        let pages = pairs[N - 1].tokens.div_ceil(PAGE_TOKENS);
-        let table = &group.tables[item.kv_head][..pages];
+        let first_page = pairs[0].from / PAGE_TOKENS;
+        let table = &group.tables[item.kv_head][first_page..pairs[N - 1].tokens.div_ceil(PAGE_TOKENS)];
+        let (pages, span) = (table.len(), Span { table, first: first_page });
         if self.scores.len() < pages * N {
             self.scores.resize(pages * N, [0.0; PAGE_TOKENS]);
         }
         let scores = &mut self.scores[..pages * N];
-        let maxima = score_pass(l, job, table, &pairs, scores);
-        let sums = weight_pass(l, &pairs, maxima, scores);
+        let maxima = score_pass(l, job, span, &pairs, scores);
+        let sums = weight_pass(l, span, &pairs, maxima, scores);
         for channel in (0..head_dim / LANES).step_by(WIDE) {
             if channel + WIDE <= head_dim / LANES {
-                value_pass::<L, N, WIDE>(l, job, table, &pairs, scores, sums, channel, self.out);
+                value_pass::<L, N, WIDE>(l, job, span, &pairs, scores, sums, channel, self.out);
             } else {
-                value_pass::<L, N, 1>(l, job, table, &pairs, scores, sums, channel, self.out);
+                value_pass::<L, N, 1>(l, job, span, &pairs, scores, sums, channel, self.out);
             }
         }
         if let Some(lse) = self.lse {
@@ -159,18 +185,30 @@ impl Run<'_> {
     }
 }
 
+/// `v` with `other` in its first `count` lanes. Only a page that a window begins in needs it.
+#[inline(always)]
+fn drop_first<L: Lanes>(l: L, v: L::F, count: usize, other: f32) -> L::F {
+    if count == 0 {
+        return v;
+    }
+    let mut lanes = [0.0; LANES];
+    l.store(v, &mut lanes);
+    lanes[..count.min(LANES)].fill(other);
+    l.load(&lanes)
+}
+
 /// Scaled scores of all keys, `[page][pair][slot]`, minus infinity where a pair may not look; and their maxima.
 #[inline(always)]
 fn score_pass<L: Lanes, const N: usize>(
     l: L,
     job: &Attention<'_>,
-    table: &[PageId],
+    span: Span<'_>,
     pairs: &[Pair<'_>; N],
     scores: &mut [[f32; PAGE_TOKENS]],
 ) -> [f32; N] {
     let scale = l.splat(job.shape.scale);
     let mut maxima = [l.splat(f32::NEG_INFINITY); N];
-    for (page, (&id, scores)) in table.iter().zip(scores.chunks_exact_mut(N)).enumerate() {
+    for ((page, id), scores) in span.pages().zip(scores.chunks_exact_mut(N)) {
         let keys = job.pool.page(id).0.as_chunks::<LANES>().0.as_chunks::<2>().0;
         let queries: [&[f32]; N] = std::array::from_fn(|n| &pairs[n].q[..keys.len()]);
         let mut sums = [[l.splat(0.0); 2]; N];
@@ -182,10 +220,11 @@ fn score_pass<L: Lanes, const N: usize>(
             }
         }
         for n in 0..N {
-            let seen = pairs[n].seen(page);
+            let (hidden, seen) = (pairs[n].hidden(page), pairs[n].seen(page));
             for (half, out) in scores[n].as_chunks_mut().0.iter_mut().enumerate() {
                 let score = l.mul(sums[n][half], scale);
                 let score = l.keep_first(score, seen.saturating_sub(half * LANES), f32::NEG_INFINITY);
+                let score = drop_first(l, score, hidden.saturating_sub(half * LANES), f32::NEG_INFINITY);
                 maxima[n] = l.max(score, maxima[n]);
                 l.store(score, out);
             }
@@ -204,17 +243,20 @@ fn score_pass<L: Lanes, const N: usize>(
 #[inline(always)]
 fn weight_pass<L: Lanes, const N: usize>(
     l: L,
+    span: Span<'_>,
     pairs: &[Pair<'_>; N],
     maxima: [f32; N],
     scores: &mut [[f32; PAGE_TOKENS]],
 ) -> [f32; N] {
     let mut sums = [[l.splat(0.0); 2]; N];
-    for (page, scores) in scores.chunks_exact_mut(N).enumerate() {
+    for (page, scores) in (span.first..).zip(scores.chunks_exact_mut(N)) {
         for n in 0..N {
+            let hidden = pairs[n].hidden(page);
             let (seen, max) = (pairs[n].seen(page), l.splat(maxima[n]));
             for (half, score) in scores[n].as_chunks_mut().0.iter_mut().enumerate() {
                 let weight = exp(l, l.sub(l.load(score), max));
                 let weight = l.keep_first(weight, seen.saturating_sub(half * LANES), 0.0);
+                let weight = drop_first(l, weight, hidden.saturating_sub(half * LANES), 0.0);
                 sums[n][half] = l.add(sums[n][half], weight);
                 l.store(weight, score);
             }
@@ -236,7 +278,7 @@ fn weight_pass<L: Lanes, const N: usize>(
 fn value_pass<L: Lanes, const N: usize, const W: usize>(
     l: L,
     job: &Attention<'_>,
-    table: &[PageId],
+    span: Span<'_>,
     pairs: &[Pair<'_>; N],
     weights: &[[f32; PAGE_TOKENS]],
     sums: [f32; N],
@@ -245,9 +287,9 @@ fn value_pass<L: Lanes, const N: usize, const W: usize>(
 ) {
     let (dim, heads) = (job.shape.head_dim, job.shape.heads);
     let mut totals = [[l.splat(0.0); W]; N];
-    for (page, (&id, weights)) in table.iter().zip(weights.chunks_exact(N)).enumerate() {
+    for ((page, id), weights) in span.pages().zip(weights.chunks_exact(N)) {
         let values = job.pool.page(id).1;
-        let all_see = pairs.iter().all(|pair| pair.seen(page) == PAGE_TOKENS);
+        let all_see = pairs.iter().all(|pair| pair.seen(page) == PAGE_TOKENS && pair.hidden(page) == 0);
         for (slot, row) in values.chunks_exact(dim).enumerate() {
             let row = &row.as_chunks::<LANES>().0[channel..channel + W];
             let mut value = [l.splat(0.0); W];
@@ -256,7 +298,7 @@ fn value_pass<L: Lanes, const N: usize, const W: usize>(
             }
             for n in 0..N {
                 // A slot that a pair may not look at can hold anything, NaN included: it is skipped.
-                if all_see || slot < pairs[n].seen(page) {
+                if all_see || (pairs[n].hidden(page)..pairs[n].seen(page)).contains(&slot) {
                     let weight = l.splat(weights[n][slot]);
                     for w in 0..W {
                         totals[n][w] = l.fma(weight, value[w], totals[n][w]);

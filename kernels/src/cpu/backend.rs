@@ -5,12 +5,14 @@ use std::sync::{Mutex, PoisonError};
 use super::add::Add;
 use super::attention::{Attention, attention};
 use super::buffer::Buffer;
+use super::geglu::GeGlu;
 use super::lanes::dispatch;
 use super::linear::{Product, linear};
 use super::linear_fine::{Digits, linear_fine};
-use super::norm::RmsNorm;
+use super::norm::{HeadNorm, RmsNorm};
 use super::quantise::Activations;
 use super::rope::Rotate;
+use super::scale::Scale;
 use super::swiglu::SwiGlu;
 use super::workers::{Disjoint, MAX_THREADS, Workers};
 use super::{CpuMatrix, CpuOptions, CpuPool, CpuRope, CpuVector, Isa, best_isa, check, embed};
@@ -100,7 +102,8 @@ impl CpuBackend {
         for group in groups {
             check::equal(kernel, "tables of a group", shape.kv_heads, group.tables.len())?;
             let tokens = check::tokens(kernel, group)?;
-            group.tables.iter().try_for_each(|table| pool.check_table(kernel, table, tokens))?;
+            let first = shape.first_seen(group.start);
+            group.tables.iter().try_for_each(|table| pool.check_table(kernel, table, first, tokens))?;
         }
         Ok(())
     }
@@ -112,7 +115,7 @@ impl CpuBackend {
         tokens: usize,
         cell: usize,
     ) -> Result<(), KernelError> {
-        tables.iter().try_for_each(|table| pool.check_table(kernel, table, tokens))?;
+        tables.iter().try_for_each(|table| pool.check_table(kernel, table, 0, tokens))?;
         if tables.is_empty() || tokens == 0 {
             return Err(KernelError::Size {
                 what: format!("{kernel}: cell"),
@@ -250,6 +253,36 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn head_norm(
+        &self,
+        x: &mut CpuTensor,
+        heads: usize,
+        weight: &CpuVector,
+        eps: f32,
+        rows: usize,
+    ) -> Result<(), KernelError> {
+        let cols = x.cols;
+        check::equal("head_norm", "columns of x", heads.saturating_mul(weight.values.len()), cols)?;
+        let x = Disjoint::new(x.head_mut("head_norm", rows)?);
+        self.by_rows(rows, cols, |first, rows| {
+            // SAFETY: rows belong to one item.
+            let x = unsafe { x.slice(first * cols, rows * cols) };
+            dispatch(self.isa, HeadNorm { x, weight: &weight.values, eps });
+        });
+        Ok(())
+    }
+
+    fn scale(&self, x: &mut CpuTensor, factor: f32, rows: usize) -> Result<(), KernelError> {
+        let cols = x.cols;
+        let x = Disjoint::new(x.head_mut("scale", rows)?);
+        self.by_rows(rows, cols, |first, rows| {
+            // SAFETY: rows belong to one item.
+            let x = unsafe { x.slice(first * cols, rows * cols) };
+            dispatch(self.isa, Scale { x, factor });
+        });
+        Ok(())
+    }
+
     fn add(&self, x: &mut CpuTensor, y: &CpuTensor, rows: usize) -> Result<(), KernelError> {
         check::equal("add", "columns of y", x.cols, y.cols)?;
         let cols = x.cols;
@@ -272,6 +305,19 @@ impl Backend for CpuBackend {
             // SAFETY: rows belong to one item.
             let gate = unsafe { gate.slice(first * cols, rows * cols) };
             dispatch(self.isa, SwiGlu { gate, up: &up[first * cols..][..rows * cols] });
+        });
+        Ok(())
+    }
+
+    fn geglu(&self, gate: &mut CpuTensor, up: &CpuTensor, rows: usize) -> Result<(), KernelError> {
+        check::equal("geglu", "columns of up", gate.cols, up.cols)?;
+        let cols = gate.cols;
+        let up = up.head("geglu", rows)?;
+        let gate = Disjoint::new(gate.head_mut("geglu", rows)?);
+        self.by_rows(rows, cols, |first, rows| {
+            // SAFETY: rows belong to one item.
+            let gate = unsafe { gate.slice(first * cols, rows * cols) };
+            dispatch(self.isa, GeGlu { gate, up: &up[first * cols..][..rows * cols] });
         });
         Ok(())
     }

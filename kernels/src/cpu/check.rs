@@ -30,7 +30,10 @@ pub(super) fn rows(kernel: &'static str, rows: usize, available: usize) -> Resul
 
 /// Refuses an impossible attention shape.
 pub(super) fn shape(kernel: &'static str, shape: AttentionShape) -> Result<(), KernelError> {
-    let AttentionShape { heads, kv_heads, head_dim, .. } = shape;
+    let AttentionShape { heads, kv_heads, head_dim, window, .. } = shape;
+    if window == Some(0) {
+        return Err(KernelError::Size { what: format!("{kernel}: window"), rows: 0, cols: head_dim });
+    }
     if heads == 0 || kv_heads == 0 || head_dim == 0 {
         return Err(KernelError::Size {
             what: format!("{kernel}: heads"),

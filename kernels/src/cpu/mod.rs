@@ -13,6 +13,7 @@ pub mod ceiling;
 mod check;
 mod embed;
 mod exp;
+mod geglu;
 mod lanes;
 #[cfg(target_arch = "x86_64")]
 mod lanes_avx2;
@@ -28,6 +29,7 @@ mod pages;
 mod quantise;
 mod repack;
 mod rope;
+mod scale;
 mod swiglu;
 mod workers;
 

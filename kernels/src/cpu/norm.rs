@@ -1,4 +1,4 @@
-//! `rms_norm`: `x / sqrt(mean(x^2) + eps) * weight`, row by row.
+//! `rms_norm`: `x / sqrt(mean(x^2) + eps) * weight`, row by row; `head_norm`: the same, head by head.
 //!
 //! The sum of squares is kept in 16 partial sums by channel modulo 16 and merged in one order, so it
 //! is the same on every instruction set.
@@ -45,6 +45,31 @@ impl Kernel for RmsNorm<'_> {
             let factor = 1.0 / (sum_of_squares(l, x) / cols as f32 + self.eps).sqrt();
             for ((out, x), weight) in out.iter_mut().zip(x).zip(self.weight) {
                 *out = (x * factor) * weight;
+            }
+        }
+    }
+}
+
+/// Normalises runs of `weight.len()` channels in place.
+pub(super) struct HeadNorm<'a> {
+    /// Runs, one after another.
+    pub(super) x: &'a mut [f32],
+    /// One factor per channel of a run.
+    pub(super) weight: &'a [f32],
+    /// Added to the mean square.
+    pub(super) eps: f32,
+}
+
+impl Kernel for HeadNorm<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        let cols = self.weight.len();
+        for x in self.x.chunks_exact_mut(cols) {
+            let factor = 1.0 / (sum_of_squares(l, x) / cols as f32 + self.eps).sqrt();
+            for (x, weight) in x.iter_mut().zip(self.weight) {
+                *x = (*x * factor) * weight;
             }
         }
     }

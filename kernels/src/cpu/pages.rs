@@ -54,11 +54,12 @@ impl CpuPool {
         self.data[range].split_at_mut(half)
     }
 
-    /// Refuses page ids outside of the pool among the first pages of a table that hold `tokens` tokens.
+    /// Refuses page ids outside of the pool among the pages of a table that hold tokens `first..tokens`.
     pub(super) fn check_table(
         &self,
         kernel: &'static str,
         table: &[PageId],
+        first: usize,
         tokens: usize,
     ) -> Result<(), KernelError> {
         let needed = tokens.div_ceil(PAGE_TOKENS);
@@ -70,7 +71,7 @@ impl CpuPool {
                 got: table.len(),
             });
         };
-        used.iter().try_for_each(|&page| self.check_page(kernel, page))
+        used.iter().skip(first / PAGE_TOKENS).try_for_each(|&page| self.check_page(kernel, page))
     }
 
     pub(super) fn check_page(&self, kernel: &'static str, page: PageId) -> Result<(), KernelError> {

@@ -16,3 +16,9 @@ pub fn attention(q: &[f32], keys: &[f32], values: &[f32], scale: f32) -> (Vec<f6
     }
     (out, max + sum.ln())
 }
+
+/// The last `tokens` rows of `head_dim` channels, or all where there are fewer: what a window lets a row see.
+pub fn window(rows: &[f32], head_dim: usize, tokens: usize) -> &[f32] {
+    let first = (rows.len() / head_dim).saturating_sub(tokens);
+    &rows[first * head_dim..]
+}

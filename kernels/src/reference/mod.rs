@@ -4,15 +4,19 @@
 mod append;
 mod attention;
 mod dequantise;
+mod geglu;
 mod linear;
 mod norm;
 mod rope;
+mod scale;
 mod swiglu;
 
 pub use append::KvRows;
-pub use attention::attention;
+pub use attention::{attention, window};
 pub use dequantise::dequantise;
+pub use geglu::geglu;
 pub use linear::linear;
-pub use norm::rms_norm;
+pub use norm::{head_norm, rms_norm};
 pub use rope::rope;
+pub use scale::scale;
 pub use swiglu::swiglu;

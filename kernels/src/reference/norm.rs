@@ -10,3 +10,8 @@ pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f64> {
     }
     out
 }
+
+/// Normalises every head of `weight.len()` channels of rows of any number of heads.
+pub fn head_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f64> {
+    rms_norm(x, weight, eps)
+}

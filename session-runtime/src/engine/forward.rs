@@ -151,6 +151,7 @@ impl<B: Backend> Engine<B> {
             kv_heads: self.config.kv_heads,
             head_dim: self.config.head_dim,
             scale: 1.0 / (self.config.head_dim as f32).sqrt(),
+            window: None,
         }
     }
 
