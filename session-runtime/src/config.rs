@@ -3,8 +3,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use kernels::cpu::Rounding;
+
 use crate::agent::GuestLimits;
 use crate::error::Error;
+use crate::models::Precision;
 use crate::restore::plan::RestoreMode;
 use crate::session::host::SessionLimits;
 
@@ -24,6 +27,10 @@ pub struct Config {
     pub data_dir: PathBuf,
     /// Alias or path of the model.
     pub model: String,
+    /// How the floats of a checkpoint are kept on the device.
+    pub weights: Precision,
+    /// How activations are rounded on the CPU.
+    pub rounding: Rounding,
     /// Bytes of KV pages on the device.
     pub device_budget_bytes: u64,
     /// Bytes of cells on disk.
@@ -64,6 +71,8 @@ impl Default for Config {
         Self {
             data_dir: PathBuf::from("session-runtime-data"),
             model: "qwen2.5-coder-0.5b".to_owned(),
+            weights: Precision::default(),
+            rounding: Rounding::default(),
             device_budget_bytes: 1 << 30,
             disk_quota_bytes: 16 << 30,
             threads: 0,

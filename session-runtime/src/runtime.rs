@@ -121,9 +121,9 @@ impl Runtime {
         let opening = config.clone();
         let (store, model, backend) = tokio::task::spawn_blocking(move || {
             let store = open_store(&opening)?;
-            let model = crate::models::open(&opening.model)?;
-            let backend =
-                CpuBackend::new(CpuOptions { threads: opening.thread_count(), ..CpuOptions::default() })?;
+            let model = crate::models::open_as(&opening.model, opening.weights)?;
+            let (threads, rounding) = (opening.thread_count(), opening.rounding);
+            let backend = CpuBackend::new(CpuOptions { threads, rounding, ..CpuOptions::default() })?;
             Ok::<_, Error>((store, model, Arc::new(backend)))
         })
         .await
@@ -520,11 +520,11 @@ pub fn contract<B: Backend>(model: &LoadedModel, backend: &B, tenant_salt: &str)
             shape.heads,
             shape.kv_heads,
             shape.head_dim,
-            shape.layer_kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(",")
+            shape.layer_kinds.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
         ),
         adapter_digest: "none".to_owned(),
         tokenizer_digest: hex(&model.tokenizer_digest),
-        rope: format!("base={} dims={} pairing={:?}", shape.rope_base, shape.rope_dims, shape.rope_pairing),
+        rope: rope(shape),
         kv_layout: CELL_LAYOUT.to_owned(),
         numerics_class: backend.numerics_class().to_owned(),
         lineage: "exact".to_owned(),
@@ -532,12 +532,18 @@ pub fn contract<B: Backend>(model: &LoadedModel, backend: &B, tenant_salt: &str)
     }
 }
 
+/// The rotary parameters; those of window layers only where they have their own.
+fn rope(shape: &ModelConfig) -> String {
+    let own = shape.window_rope_base.map_or_else(String::new, |base| format!(" window_base={base}"));
+    format!("base={}{own} dims={} pairing={:?}", shape.rope_base, shape.rope_dims, shape.rope_pairing)
+}
+
 fn model_info(config: &Config, model: &LoadedModel, context_length: usize) -> ModelInfo {
     let shape: &ModelConfig = &model.config;
     ModelInfo {
         alias: config.model.clone(),
         architecture: shape.architecture.name().to_owned(),
-        parameters: Some(model.gguf.parameters()),
+        parameters: Some(model.weights.parameters()),
         context_length: context_length as u64,
         vocab: shape.vocab as u64,
         kv_bytes_per_token: shape.kv_token_bytes() as u64,

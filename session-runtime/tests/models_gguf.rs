@@ -244,13 +244,16 @@ proptest! {
 #[test]
 fn shapes_of_made_up_models() {
     let sizes = Sizes { layers: 3, heads: 4, kv_heads: 2, head_dim: 32, ffn: 96 };
-    for (name, architecture, pairing, bias) in [
-        ("llama", Architecture::Llama, RopePairing::Adjacent, false),
-        ("qwen2", Architecture::Qwen2, RopePairing::Halves, true),
+    for (name, architecture, pairing, bias, hidden) in [
+        ("llama", Architecture::Llama, RopePairing::Adjacent, false, 128),
+        ("qwen2", Architecture::Qwen2, RopePairing::Halves, true, 128),
+        ("qwen3", Architecture::Qwen3, RopePairing::Halves, false, 64),
     ] {
         let config = ModelConfig::from_gguf(&read(&small_model(name, sizes)).unwrap()).unwrap();
         assert_eq!(config.architecture, architecture);
-        assert_eq!((config.layers, config.hidden, config.ffn), (3, 128, 96));
+        assert_eq!((config.layers, config.hidden, config.ffn), (3, hidden, 96));
+        assert_eq!(config.qk_norm, name == "qwen3");
+        assert!((config.attention_scale - 1.0 / 32_f32.sqrt()).abs() < 1e-9);
         assert_eq!((config.heads, config.kv_heads, config.head_dim, config.rope_dims), (4, 2, 32, 32));
         assert_eq!((config.vocab, config.context_length), (264, 512));
         assert_eq!((config.rms_eps, config.rope_base), (1e-5, 10_000.0));
@@ -264,7 +267,7 @@ fn shapes_of_made_up_models() {
 #[test]
 fn unsupported_models_are_refused_by_name() {
     let cases: [Spoil; 15] = [
-        ("`mamba` is not supported (supported: llama, qwen2)", |file| {
+        ("`mamba` is not supported (supported: llama, qwen2, qwen3)", |file| {
             file.set("general.architecture", string("mamba"));
         }),
         ("llama.block_count", |file| {
@@ -304,7 +307,7 @@ fn unsupported_models_are_refused_by_name() {
             let tensor = file.tensors.iter_mut().find(|t| t.name == "blk.0.attn_q.weight").unwrap();
             *tensor = Tensor::f32("blk.0.attn_q.weight", 64, 32, (0..64 * 32).map(|_| 0.0));
         }),
-        ("`blk.0.attn_v.weight` has unsupported ggml type 16", |file| {
+        ("`blk.0.attn_v.weight` has unsupported type IQ2_XXS (ggml type 16)", |file| {
             file.tensors.iter_mut().find(|t| t.name == "blk.0.attn_v.weight").unwrap().type_id = 16;
         }),
         ("`output_norm.weight` is Q8_0, but a norm", |file| {

@@ -153,6 +153,29 @@ fn other_shapes_of_templates() {
     assert!(frames("{{ messages | length }}").is_err());
 }
 
+/// The template published with Gemma 3 wants alternating roles and writes the system text into the first message.
+#[test]
+fn a_template_without_system_messages_of_their_own_is_used_without_them() {
+    let source = "{{ bos_token }}{%- if messages[0]['role'] == 'system' -%}\
+        {%- set first_user_prefix = messages[0]['content'] + '\n\n' -%}{%- set loop_messages = messages[1:] -%}\
+        {%- else -%}{%- set first_user_prefix = '' -%}{%- set loop_messages = messages -%}{%- endif -%}\
+        {%- for message in loop_messages -%}{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}\
+        {{ raise_exception('roles must alternate') }}{%- endif -%}{%- if (message['role'] == 'assistant') -%}\
+        {%- set role = 'model' -%}{%- else -%}{%- set role = message['role'] -%}{%- endif -%}\
+        {{ '<start_of_turn>' + role + '\n' + (first_user_prefix if loop.first else '') }}\
+        {{ message['content'] | trim }}{{ '<end_of_turn>\n' }}{%- endfor -%}\
+        {%- if add_generation_prompt -%}{{ '<start_of_turn>model\n' }}{%- endif -%}";
+    let template = ChatTemplate::new(source, "<bos>", "<eos>").unwrap();
+    let frames = Frames::probe(&template).unwrap();
+    assert_eq!((frames.start(), frames.before(Role::User)), ("<bos>", "<start_of_turn>user\n"));
+    assert_eq!(frames.after(Role::Assistant), "<end_of_turn>\n");
+    assert_eq!(frames.generation_prompt(), "<start_of_turn>model\n");
+    assert_eq!(frames.fallbacks(), [Role::System, Role::Tool]);
+    let opening = frames.opening(&template, Some("Be brief."), &[]).unwrap();
+    assert_eq!(opening.text(), "<bos><start_of_turn>user\nBe brief.<end_of_turn>\n");
+    assert_eq!(frames.opening(&template, None, &[]).unwrap().text(), "<bos>");
+}
+
 #[test]
 fn bad_templates_are_errors_and_end() {
     let error = |source: &str| match ChatTemplate::new(source, "", "") {

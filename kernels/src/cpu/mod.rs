@@ -110,6 +110,18 @@ pub enum Rounding {
     Fine,
 }
 
+impl std::str::FromStr for Rounding {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "fast" => Ok(Self::Fast),
+            "fine" => Ok(Self::Fine),
+            other => Err(format!("'{other}' is not a rounding: use fast or fine")),
+        }
+    }
+}
+
 /// How to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuOptions {

@@ -3,10 +3,12 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use kernels::cpu::Rounding;
 
 use super::bytes::Bytes;
 use super::failure::{Failure, Outcome};
 use crate::config::Config;
+use crate::models::Precision;
 use crate::restore::plan::RestoreMode;
 
 /// Model used where none is named.
@@ -19,9 +21,16 @@ pub(super) struct Options {
     /// Where sessions are kept [default: $XDG_DATA_HOME/session-runtime]
     #[arg(long, global = true, value_name = "DIR", env = "SESSION_RUNTIME_DATA")]
     data_dir: Option<PathBuf>,
-    /// Model: an alias of `model ls` or a path to a .gguf file [default: qwen2.5-coder-0.5b]
+    /// Model: an alias of `model ls`, a .gguf file, or a directory with config.json [default: qwen2.5-coder-0.5b]
     #[arg(long, global = true, value_name = "NAME", env = "SESSION_RUNTIME_MODEL")]
     pub(super) model: Option<String>,
+    /// Quantises the floats of a checkpoint at load: q8_0 or none
+    #[arg(long, global = true, value_name = "TYPE")]
+    quantise: Option<Precision>,
+    /// How activations are rounded on the CPU: fast (to 8 bits, outliers to 16) or fine (to 16 bits, prompts take up to
+    /// twice as long). KV of one is not used by the other
+    #[arg(long, global = true, value_name = "NAME")]
+    rounding: Option<Rounding>,
     /// Memory for KV, such as 256MiB
     #[arg(long, global = true, value_name = "BYTES")]
     device_budget: Option<Bytes>,
@@ -93,6 +102,12 @@ impl Options {
             probe,
             ..Config::default()
         };
+        if let Some(precision) = self.quantise {
+            config.weights = precision;
+        }
+        if let Some(rounding) = self.rounding {
+            config.rounding = rounding;
+        }
         if let Some(Bytes(bytes)) = self.device_budget {
             config.device_budget_bytes = bytes;
         }

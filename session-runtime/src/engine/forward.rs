@@ -10,7 +10,7 @@ use kernels::backend::{AttentionShape, Backend, PageId, PoolSpec, RowGroup};
 
 use super::weights::{Layer, Weights};
 use crate::error::Error;
-use crate::models::architecture::ModelConfig;
+use crate::models::architecture::{Gate, LayerKind, ModelConfig};
 
 /// Where a sequence's pages are: one list per (layer, KV head).
 pub trait Tables {
@@ -52,6 +52,8 @@ pub struct Engine<B: Backend> {
     pool: B::Pool,
     pool_spec: PoolSpec,
     rope: B::Rope,
+    /// Rotary factors of window layers, where they have others.
+    window_rope: Option<B::Rope>,
     step_rows: usize,
     buffers: Buffers<B>,
     layer_seconds: Vec<f64>,
@@ -108,10 +110,23 @@ impl<B: Backend> Engine<B> {
         step_rows: usize,
     ) -> Result<Self, Error> {
         let pool = backend.pool(pool_spec)?;
-        let rope = backend.rope_table(config.rope_base, config.rope_dims, context_length)?;
+        let table = |base| backend.rope_table(base, config.rope_dims, context_length);
+        let rope = table(config.rope_base)?;
+        let window_rope = config.window_rope_base.map(table).transpose()?;
         let buffers = Buffers::new(backend.as_ref(), &config, step_rows)?;
         let layer_seconds = vec![0.0; config.layers];
-        Ok(Self { backend, config, weights, pool, pool_spec, rope, step_rows, buffers, layer_seconds })
+        Ok(Self {
+            backend,
+            config,
+            weights,
+            pool,
+            pool_spec,
+            rope,
+            window_rope,
+            step_rows,
+            buffers,
+            layer_seconds,
+        })
     }
 
     /// The model's shape.
@@ -145,13 +160,13 @@ impl<B: Backend> Engine<B> {
         std::mem::replace(&mut self.layer_seconds, vec![0.0; layers])
     }
 
-    fn shape(&self) -> AttentionShape {
+    fn shape(&self, kind: LayerKind) -> AttentionShape {
         AttentionShape {
             heads: self.config.heads,
             kv_heads: self.config.kv_heads,
             head_dim: self.config.head_dim,
-            scale: 1.0 / (self.config.head_dim as f32).sqrt(),
-            window: None,
+            scale: self.config.attention_scale,
+            window: kind.window(),
         }
     }
 
@@ -184,6 +199,9 @@ impl<B: Backend> Engine<B> {
             .map(|position| position as u32)
             .collect();
         self.backend.embed(&self.weights.embedding, &ids, &mut self.buffers.hidden)?;
+        if let Some(factor) = self.config.embedding_scale {
+            self.backend.scale(&mut self.buffers.hidden, factor, rows)?;
+        }
         for layer in 0..layers {
             let begun = Instant::now();
             let whole = layer + 1 < layers || layers == self.config.layers;
@@ -204,7 +222,12 @@ impl<B: Backend> Engine<B> {
         positions: &[u32],
         whole: bool,
     ) -> Result<(), Error> {
-        let shape = self.shape();
+        let kind = self.config.layer_kinds[index];
+        let shape = self.shape(kind);
+        let rope = match kind {
+            LayerKind::Full => &self.rope,
+            LayerKind::Window(_) => self.window_rope.as_ref().unwrap_or(&self.rope),
+        };
         let (config, backend, rows) = (&self.config, self.backend.as_ref(), positions.len());
         let (head_dim, pairing) = (config.head_dim, config.rope_pairing);
         let Buffers { hidden, normed, query, key, value, attended, projected, gate, up, .. } =
@@ -214,7 +237,10 @@ impl<B: Backend> Engine<B> {
         backend.rms_norm(hidden, &layer.attention_norm, config.rms_eps, normed, rows)?;
         backend.linear(&layer.key.weights, layer.key.bias.as_ref(), normed, key, rows)?;
         backend.linear(&layer.value.weights, layer.value.bias.as_ref(), normed, value, rows)?;
-        backend.rope(key, config.kv_heads, head_dim, &self.rope, pairing, positions)?;
+        if let Some([_, norm]) = &layer.head_norms {
+            backend.head_norm(key, config.kv_heads, norm, config.rms_eps, rows)?;
+        }
+        backend.rope(key, config.kv_heads, head_dim, rope, pairing, positions)?;
         let tables: Vec<Vec<&[PageId]>> = sequences
             .iter()
             .map(|sequence| (0..config.kv_heads).map(|head| sequence.tables.pages(index, head)).collect())
@@ -225,17 +251,35 @@ impl<B: Backend> Engine<B> {
             return Ok(());
         }
         backend.linear(&layer.query.weights, layer.query.bias.as_ref(), normed, query, rows)?;
-        backend.rope(query, config.heads, head_dim, &self.rope, pairing, positions)?;
+        if let Some([norm, _]) = &layer.head_norms {
+            backend.head_norm(query, config.heads, norm, config.rms_eps, rows)?;
+        }
+        backend.rope(query, config.heads, head_dim, rope, pairing, positions)?;
         backend.attention(&self.pool, shape, &groups, query, attended, None)?;
         backend.linear(&layer.output.weights, layer.output.bias.as_ref(), attended, projected, rows)?;
-        backend.add(hidden, projected, rows)?;
+        match &layer.post_norms {
+            None => backend.add(hidden, projected, rows)?,
+            Some([norm, _]) => {
+                backend.rms_norm(projected, norm, config.rms_eps, normed, rows)?;
+                backend.add(hidden, normed, rows)?;
+            }
+        }
 
         backend.rms_norm(hidden, &layer.ffn_norm, config.rms_eps, normed, rows)?;
         backend.linear(&layer.gate.weights, None, normed, gate, rows)?;
         backend.linear(&layer.up.weights, None, normed, up, rows)?;
-        backend.swiglu(gate, up, rows)?;
+        match config.gate {
+            Gate::Silu => backend.swiglu(gate, up, rows)?,
+            Gate::Gelu => backend.geglu(gate, up, rows)?,
+        }
         backend.linear(&layer.down.weights, None, gate, projected, rows)?;
-        backend.add(hidden, projected, rows)?;
+        match &layer.post_norms {
+            None => backend.add(hidden, projected, rows)?,
+            Some([_, norm]) => {
+                backend.rms_norm(projected, norm, config.rms_eps, normed, rows)?;
+                backend.add(hidden, normed, rows)?;
+            }
+        }
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 //! Knows pages and tables by id; knows no session, no chunk and no tier.
 
 mod forward;
+mod memory;
 pub mod sampler;
 mod weights;
 
@@ -38,10 +39,10 @@ pub fn open<B: Backend>(
     options: EngineOptions,
 ) -> Result<Engine<B>, Error> {
     let spec = pool_spec(&model.config, options.budget_bytes)?;
-    let pool_bytes = spec.pages as u64 * spec.page_bytes() as u64;
-    weights::check_memory(model.gguf.file_bytes() as u64, pool_bytes)?;
-    let weights = Weights::load(backend.as_ref(), &model.gguf, &model.config, &mut |done, total| {
+    memory::check(model, spec, options).map_err(|error| model.naming(error))?;
+    let weights = Weights::load(backend.as_ref(), &model.weights, &model.config, &mut |done, total| {
         tracing::debug!(done, total, "loading weights");
-    })?;
+    })
+    .map_err(|error| model.naming(error))?;
     Engine::new(backend, model.config.clone(), weights, spec, options.context_length, options.step_rows)
 }

@@ -1,15 +1,18 @@
 //! A model's weights on a device.
 
 use kernels::backend::{Backend, MatrixSpec, PoolSpec};
+use kernels::error::KernelError;
 
-use crate::error::Error;
-use crate::models::architecture::ModelConfig;
-use crate::models::gguf::Gguf;
+use crate::error::{Error, ErrorKind};
+use crate::models::WeightFile;
+use crate::models::architecture::{LayerTensors, ModelConfig, OUTPUT, OUTPUT_NORM, TOKEN_EMBD};
 
 /// One transformer layer.
 pub(super) struct Layer<B: Backend> {
     pub attention_norm: B::Vector,
     pub query: Linear<B>,
+    /// Norms of the heads of Q and K.
+    pub head_norms: Option<[B::Vector; 2]>,
     pub key: Linear<B>,
     pub value: Linear<B>,
     pub output: Linear<B>,
@@ -17,6 +20,8 @@ pub(super) struct Layer<B: Backend> {
     pub gate: Linear<B>,
     pub up: Linear<B>,
     pub down: Linear<B>,
+    /// Norms of what attention and the feed-forward network give.
+    pub post_norms: Option<[B::Vector; 2]>,
 }
 
 /// A matrix with its optional bias.
@@ -42,19 +47,20 @@ impl<B: Backend> Weights<B> {
     /// A missing tensor, a wrong shape, or what the backend refuses; all name the tensor.
     pub fn load(
         backend: &B,
-        gguf: &Gguf,
+        file: &WeightFile,
         config: &ModelConfig,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, Error> {
-        let mut loader = Loader { backend, gguf, bytes: 0, done: 0, total: config.layers * 9 + 3, progress };
-        let embedding = loader.matrix("token_embd.weight", config.vocab, config.hidden)?;
+        let total = config.layers * 9 + 3;
+        let mut loader = Loader { backend, file, bytes: 0, done: 0, total, progress };
+        let embedding = loader.matrix(TOKEN_EMBD, config.vocab, config.hidden)?;
         let layers =
             (0..config.layers).map(|index| loader.layer(config, index)).collect::<Result<Vec<_>, Error>>()?;
-        let output_norm = loader.vector("output_norm.weight", config.hidden)?;
+        let output_norm = loader.vector(OUTPUT_NORM, config.hidden)?;
         let output = if config.tied_embeddings {
             None
         } else {
-            Some(loader.matrix("output.weight", config.vocab, config.hidden)?)
+            Some(loader.matrix(OUTPUT, config.vocab, config.hidden)?)
         };
         Ok(Self { embedding, layers, output_norm, output, bytes: loader.bytes })
     }
@@ -67,7 +73,7 @@ impl<B: Backend> Weights<B> {
 
 struct Loader<'a, B: Backend> {
     backend: &'a B,
-    gguf: &'a Gguf,
+    file: &'a WeightFile,
     bytes: usize,
     done: usize,
     total: usize,
@@ -76,56 +82,83 @@ struct Loader<'a, B: Backend> {
 
 impl<B: Backend> Loader<'_, B> {
     fn layer(&mut self, config: &ModelConfig, index: usize) -> Result<Layer<B>, Error> {
-        let name = |part: &str| format!("blk.{index}.{part}");
-        let query_width = config.heads * config.head_dim;
+        let names = LayerTensors::new(index);
+        let (hidden, query_width) = (config.hidden, config.heads * config.head_dim);
         let kv_width = config.kv_heads * config.head_dim;
+        let bias = |name| config.qkv_bias.then_some(name);
+        let head_norms = if config.qk_norm {
+            let dim = config.head_dim;
+            Some([self.vector(&names.attn_q_norm, dim)?, self.vector(&names.attn_k_norm, dim)?])
+        } else {
+            None
+        };
+        let post_norms = if config.post_norms {
+            Some([self.vector(&names.attn_post_norm, hidden)?, self.vector(&names.ffn_post_norm, hidden)?])
+        } else {
+            None
+        };
         Ok(Layer {
-            attention_norm: self.vector(&name("attn_norm.weight"), config.hidden)?,
-            query: self.linear(&name("attn_q"), query_width, config.hidden, config.qkv_bias)?,
-            key: self.linear(&name("attn_k"), kv_width, config.hidden, config.qkv_bias)?,
-            value: self.linear(&name("attn_v"), kv_width, config.hidden, config.qkv_bias)?,
-            output: self.linear(&name("attn_output"), config.hidden, query_width, false)?,
-            ffn_norm: self.vector(&name("ffn_norm.weight"), config.hidden)?,
-            gate: self.linear(&name("ffn_gate"), config.ffn, config.hidden, false)?,
-            up: self.linear(&name("ffn_up"), config.ffn, config.hidden, false)?,
-            down: self.linear(&name("ffn_down"), config.hidden, config.ffn, false)?,
+            attention_norm: self.vector(&names.attn_norm, hidden)?,
+            query: self.linear(&names.attn_q, bias(&names.attn_q_bias), query_width, hidden)?,
+            key: self.linear(&names.attn_k, bias(&names.attn_k_bias), kv_width, hidden)?,
+            value: self.linear(&names.attn_v, bias(&names.attn_v_bias), kv_width, hidden)?,
+            output: self.linear(&names.attn_output, None, hidden, query_width)?,
+            ffn_norm: self.vector(&names.ffn_norm, hidden)?,
+            gate: self.linear(&names.ffn_gate, None, config.ffn, hidden)?,
+            up: self.linear(&names.ffn_up, None, config.ffn, hidden)?,
+            down: self.linear(&names.ffn_down, None, hidden, config.ffn)?,
+            head_norms,
+            post_norms,
         })
     }
 
-    fn linear(&mut self, name: &str, rows: usize, cols: usize, bias: bool) -> Result<Linear<B>, Error> {
-        let weights = self.matrix(&format!("{name}.weight"), rows, cols)?;
-        let bias = if bias { Some(self.vector(&format!("{name}.bias"), rows)?) } else { None };
+    fn linear(
+        &mut self,
+        name: &str,
+        bias: Option<&String>,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Linear<B>, Error> {
+        let weights = self.matrix(name, rows, cols)?;
+        let bias = bias.map(|bias| self.vector(bias, rows)).transpose()?;
         Ok(Linear { weights, bias })
     }
 
     fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<B::Matrix, Error> {
-        let tensor = self.gguf.tensor(name).map_err(crate::models::refusal)?;
+        let tensor = self.file.matrix(name)?;
         if (tensor.rows, tensor.cols) != (rows, cols) {
             return Err(Error::invalid(
                 "model_malformed",
                 format!(
-                    "tensor '{name}' has {} x {} values where the model's metadata asks for {rows} x {cols}: \
+                    "tensor `{}` has {} x {} values where the model's metadata asks for {rows} x {cols}: \
                      the file is damaged or not of the stated architecture",
-                    tensor.rows, tensor.cols
+                    self.file.stored_name(name),
+                    tensor.rows,
+                    tensor.cols
                 ),
             ));
         }
-        let spec = MatrixSpec { name: name.to_owned(), format: tensor.format, rows, cols };
-        let matrix = self.backend.load_matrix(&spec, tensor.bytes).map_err(load_refused)?;
+        let spec = MatrixSpec { name: self.file.stored_name(name), format: tensor.format, rows, cols };
+        let matrix = self.backend.load_matrix(&spec, &tensor.bytes).map_err(load_refused)?;
         self.bytes += self.backend.matrix_bytes(&matrix);
         self.step();
         Ok(matrix)
     }
 
     fn vector(&mut self, name: &str, length: usize) -> Result<B::Vector, Error> {
-        let values = self.gguf.vector(name).map_err(crate::models::refusal)?;
+        let values = self.file.vector(name)?;
         if values.len() != length {
             return Err(Error::invalid(
                 "model_malformed",
-                format!("tensor '{name}' has {} values, {length} expected", values.len()),
+                format!(
+                    "tensor `{}` has {} values where {length} are expected: the file is damaged or not of the \
+                     stated architecture",
+                    self.file.stored_name(name),
+                    values.len()
+                ),
             ));
         }
-        let vector = self.backend.load_vector(name, &values).map_err(load_refused)?;
+        let vector = self.backend.load_vector(&self.file.stored_name(name), &values).map_err(load_refused)?;
         self.step();
         Ok(vector)
     }
@@ -136,8 +169,16 @@ impl<B: Backend> Loader<'_, B> {
     }
 }
 
-fn load_refused(error: kernels::error::KernelError) -> Error {
-    Error::invalid("model_unsupported", error.to_string())
+/// What a device says of a tensor.
+fn load_refused(error: KernelError) -> Error {
+    let message = error.to_string();
+    match error {
+        KernelError::NotFinite { .. } | KernelError::ByteCount { .. } => {
+            Error::invalid("model_malformed", message)
+        }
+        KernelError::OutOfMemory { .. } => Error::new(ErrorKind::Limit, "out_of_memory", message),
+        _ => Error::invalid("model_unsupported", message),
+    }
 }
 
 /// The pool a device budget pays for.
@@ -159,33 +200,4 @@ pub fn pool_spec(config: &ModelConfig, budget_bytes: u64) -> Result<PoolSpec, Er
     }
     spec.pages = usize::try_from(pages.min(u64::from(u32::MAX) - 1)).map_err(Error::internal)?;
     Ok(spec)
-}
-
-/// Refuses weights that would not fit in memory, before anything is allocated.
-///
-/// # Errors
-/// The bytes needed and available.
-pub(super) fn check_memory(file_bytes: u64, pool_bytes: u64) -> Result<(), Error> {
-    // Repacked weights take at most about twice the file's bytes.
-    let needed = file_bytes * 2 + pool_bytes;
-    match available_memory() {
-        Some(available) if needed > available => Err(Error::new(
-            crate::error::ErrorKind::Limit,
-            "out_of_memory",
-            format!(
-                "the model and its KV pool need about {} MiB and {} MiB are available: lower the device budget \
-                 or choose a smaller model",
-                needed >> 20,
-                available >> 20
-            ),
-        )),
-        _ => Ok(()),
-    }
-}
-
-fn available_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
-    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-    Some(kib * 1024)
 }

@@ -6,5 +6,6 @@
 pub mod chunk;
 pub mod contract;
 pub mod pool;
+pub mod shape;
 pub mod state;
 pub mod table;

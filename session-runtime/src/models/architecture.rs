@@ -1,15 +1,21 @@
 //! What a model is: its shape, read from the metadata of a model file and checked.
 //!
-//! Owns the mapping from the names in GGUF files to the numbers the engine needs, and refuses by
-//! name everything this runtime would compute wrongly (another architecture, scaled RoPE, sliding
-//! windows, experts, unknown tensors). Knows no weights' values and no kernels.
+//! Owns the mapping from what model files say to the numbers the engine needs, and refuses by name
+//! everything this runtime would compute wrongly (another architecture, scaled RoPE, experts,
+//! unknown tensors). `gguf` reads the keys of GGUF files, `hub` the `config.json` of checkpoints.
+//! Knows no weights' values and no kernels.
+
+mod gguf;
+mod hub;
 
 use std::collections::HashSet;
+use std::fmt;
 
 use kernels::backend::RopePairing;
 use kernels::formats::TensorType;
 
-use super::gguf::{Gguf, GgufError};
+use super::checkpoint::CheckpointError;
+use super::gguf::{GgufError, TensorView};
 
 /// Why a model was refused.
 #[derive(Debug, thiserror::Error)]
@@ -17,11 +23,16 @@ pub enum ArchitectureError {
     /// The metadata or tensor directory lacks something or has it in another type.
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    /// A checkpoint lacks something or has it in another type.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// An architecture this version does not know.
-    #[error("architecture `{found}` is not supported (supported: llama, qwen2)")]
+    #[error("architecture `{found}` is not supported (supported: {supported})")]
     Unsupported {
-        /// `general.architecture` of the file.
+        /// What the file names.
         found: String,
+        /// What would work in such a file.
+        supported: &'static str,
     },
     /// A feature of the architecture this version does not know.
     #[error("{feature} is not supported: {found} (supported: {supported})")]
@@ -34,7 +45,7 @@ pub enum ArchitectureError {
         supported: String,
     },
     /// A value that cannot be right.
-    #[error("metadata key `{key}`: {problem}")]
+    #[error("metadata key `{key}`: {problem}; convert or download the model again")]
     Invalid {
         /// The key.
         key: String,
@@ -72,6 +83,10 @@ pub enum Architecture {
     Llama,
     /// Qwen2 and Qwen2.5.
     Qwen2,
+    /// Qwen3: norms over the heads of Q and K, no biases.
+    Qwen3,
+    /// The text part of Gemma 3: window layers, GeGLU, norms around both halves of a layer.
+    Gemma3,
 }
 
 impl Architecture {
@@ -80,15 +95,14 @@ impl Architecture {
         match self {
             Architecture::Llama => "llama",
             Architecture::Qwen2 => "qwen2",
+            Architecture::Qwen3 => "qwen3",
+            Architecture::Gemma3 => "gemma3",
         }
     }
 
-    /// How GGUF files of this architecture order the channels of Q and K heads.
-    pub fn rope_pairing(self) -> RopePairing {
-        match self {
-            Architecture::Llama => RopePairing::Adjacent,
-            Architecture::Qwen2 => RopePairing::Halves,
-        }
+    /// Whether the heads of Q and K are normalised before they are rotated.
+    pub fn has_qk_norm(self) -> bool {
+        matches!(self, Architecture::Qwen3 | Architecture::Gemma3)
     }
 }
 
@@ -97,22 +111,44 @@ impl Architecture {
 pub enum LayerKind {
     /// Attention over the whole context: K and V of every token are kept.
     Full,
+    /// Attention over this many last tokens: K and V of older ones are dropped.
+    Window(usize),
 }
 
 impl LayerKind {
-    /// Name used in contracts and reports.
-    pub fn name(self) -> &'static str {
+    /// Tokens a row attends to, itself included; `None` for all.
+    pub fn window(self) -> Option<usize> {
         match self {
-            LayerKind::Full => "full",
+            LayerKind::Full => None,
+            LayerKind::Window(tokens) => Some(tokens),
         }
     }
 
     /// Bytes of state one token adds to such a layer, with f16 K and V.
     pub fn token_bytes(self, kv_heads: usize, head_dim: usize) -> usize {
         match self {
-            LayerKind::Full => 2 * kv_heads * head_dim * 2,
+            LayerKind::Full | LayerKind::Window(_) => 2 * kv_heads * head_dim * 2,
         }
     }
+}
+
+/// The name used in contracts and reports.
+impl fmt::Display for LayerKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LayerKind::Full => f.write_str("full"),
+            LayerKind::Window(tokens) => write!(f, "window:{tokens}"),
+        }
+    }
+}
+
+/// What gates the feed-forward network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Gate {
+    /// SwiGLU.
+    Silu,
+    /// GeGLU, with the tanh form of GELU.
+    Gelu,
 }
 
 /// Smallest and largest head size with kernels, and the step between sizes.
@@ -147,6 +183,8 @@ pub struct ModelConfig {
     pub rms_eps: f32,
     /// Base of the rotary angles.
     pub rope_base: f32,
+    /// Base of the rotary angles of window layers, where it is another one.
+    pub window_rope_base: Option<f32>,
     /// Channels of a head that are rotated (all of them).
     pub rope_dims: usize,
     /// Which channels rotate together.
@@ -155,67 +193,36 @@ pub struct ModelConfig {
     pub tied_embeddings: bool,
     /// Whether Q, K and V have biases.
     pub qkv_bias: bool,
+    /// Whether the heads of Q and K are normalised before they are rotated.
+    pub qk_norm: bool,
+    /// Whether what attention and the feed-forward network give is normalised before it is added.
+    pub post_norms: bool,
+    /// What gates the feed-forward network.
+    pub gate: Gate,
+    /// Factor on the embedding, where there is one.
+    pub embedding_scale: Option<f32>,
+    /// Factor on the attention scores.
+    pub attention_scale: f32,
     /// Kind of each layer; `layers` entries.
     pub layer_kinds: Vec<LayerKind>,
 }
 
 impl ModelConfig {
-    /// Reads and checks the shape of a model: metadata, and name, shape and type of every tensor.
-    ///
-    /// # Errors
-    /// [`ArchitectureError`], which names the key or tensor and says what is supported.
-    pub fn from_gguf(gguf: &Gguf) -> Result<ModelConfig, ArchitectureError> {
-        let architecture = match gguf.str("general.architecture")? {
-            "llama" => Architecture::Llama,
-            "qwen2" => Architecture::Qwen2,
-            other => return Err(ArchitectureError::Unsupported { found: other.to_string() }),
-        };
-        let keys = Keys { gguf, prefix: architecture.name() };
-        keys.refuse_unsupported()?;
-        let layers = keys.size("block_count", MAX_LAYERS)?;
-        let hidden = keys.size("embedding_length", MAX_WIDTH)?;
-        let heads = keys.size("attention.head_count", MAX_WIDTH)?;
-        let kv_heads = keys.optional_size("attention.head_count_kv", MAX_WIDTH)?.unwrap_or(heads);
-        if !heads.is_multiple_of(kv_heads) {
-            return Err(keys.invalid(
-                "attention.head_count_kv",
-                format!("{heads} query heads cannot share {kv_heads} KV heads"),
-            ));
-        }
-        let head_dim = keys.head_dim(hidden, heads)?;
-        let vocab = gguf.strings("tokenizer.ggml.tokens")?.len();
-        let config = ModelConfig {
-            architecture,
-            layers,
-            hidden,
-            ffn: keys.size("feed_forward_length", MAX_WIDTH)?,
-            heads,
-            kv_heads,
-            head_dim,
-            vocab,
-            context_length: keys.size("context_length", MAX_CONTEXT)?,
-            rms_eps: keys.positive("attention.layer_norm_rms_epsilon", None)?,
-            rope_base: keys.positive("rope.freq_base", Some(10_000.0))?,
-            rope_dims: head_dim,
-            rope_pairing: architecture.rope_pairing(),
-            tied_embeddings: !gguf.has_tensor(OUTPUT),
-            qkv_bias: gguf.has_tensor(&LayerTensors::new(0).attn_q_bias),
-            layer_kinds: vec![LayerKind::Full; layers],
-        };
-        config.check_tensors(gguf)?;
-        Ok(config)
-    }
-
     /// Bytes of KV that one token takes over all layers, with f16 K and V.
     pub fn kv_token_bytes(&self) -> usize {
         self.layer_kinds.iter().map(|kind| kind.token_bytes(self.kv_heads, self.head_dim)).sum()
     }
 
-    fn check_tensors(&self, gguf: &Gguf) -> Result<(), ArchitectureError> {
+    /// Checks name, shape and type of every tensor: `find` gives one by its name, `names` are all of them.
+    fn check_tensors<'a>(
+        &self,
+        find: Find<'_, 'a>,
+        mut names: impl Iterator<Item = &'a str>,
+    ) -> Result<(), ArchitectureError> {
         let mut known = HashSet::new();
         let mut matrix = |name: &str, rows: usize, cols: usize| {
             known.insert(name.to_string());
-            check_shape(gguf, name, rows, cols, false)
+            check_shape(find, name, rows, cols, false)
         };
         matrix(TOKEN_EMBD, self.vocab, self.hidden)?;
         if !self.tied_embeddings {
@@ -234,20 +241,28 @@ impl ModelConfig {
         }
         let mut vector = |name: &str, width: usize| {
             known.insert(name.to_string());
-            check_shape(gguf, name, 1, width, true)
+            check_shape(find, name, 1, width, true)
         };
         vector(OUTPUT_NORM, self.hidden)?;
         for layer in 0..self.layers {
             let names = LayerTensors::new(layer);
             vector(&names.attn_norm, self.hidden)?;
             vector(&names.ffn_norm, self.hidden)?;
+            if self.post_norms {
+                vector(&names.attn_post_norm, self.hidden)?;
+                vector(&names.ffn_post_norm, self.hidden)?;
+            }
+            if self.qk_norm {
+                vector(&names.attn_q_norm, self.head_dim)?;
+                vector(&names.attn_k_norm, self.head_dim)?;
+            }
             if self.qkv_bias {
                 vector(&names.attn_q_bias, q_width)?;
                 vector(&names.attn_k_bias, kv_width)?;
                 vector(&names.attn_v_bias, kv_width)?;
             }
         }
-        match gguf.tensor_names().find(|name| !known.contains(*name)) {
+        match names.find(|name| !known.contains(*name)) {
             None => Ok(()),
             Some(name) => Err(ArchitectureError::UnexpectedTensor {
                 name: name.to_string(),
@@ -257,14 +272,18 @@ impl ModelConfig {
     }
 }
 
+/// Gives a tensor by its name.
+type Find<'f, 'a> = &'f dyn Fn(&str) -> Result<TensorView<'a>, ArchitectureError>;
+
 fn check_shape(
-    gguf: &Gguf,
+    find: Find<'_, '_>,
     name: &str,
     want_rows: usize,
     want_cols: usize,
     vector: bool,
 ) -> Result<(), ArchitectureError> {
-    let view = gguf.tensor(name)?;
+    let view = find(name)?;
+    let name = view.name;
     let (rows, cols) = (view.rows, view.cols);
     if (rows, cols) != (want_rows, want_cols) {
         return Err(ArchitectureError::Shape { name: name.to_string(), rows, cols, want_rows, want_cols });
@@ -301,6 +320,12 @@ pub struct LayerTensors {
     pub attn_k_bias: String,
     /// Value bias.
     pub attn_v_bias: String,
+    /// Norm of each query head.
+    pub attn_q_norm: String,
+    /// Norm of each key head.
+    pub attn_k_norm: String,
+    /// Norm of what attention gives.
+    pub attn_post_norm: String,
     /// Norm before the feed-forward network.
     pub ffn_norm: String,
     /// Gate projection.
@@ -309,6 +334,8 @@ pub struct LayerTensors {
     pub ffn_up: String,
     /// Down projection.
     pub ffn_down: String,
+    /// Norm of what the feed-forward network gives.
+    pub ffn_post_norm: String,
 }
 
 impl LayerTensors {
@@ -324,113 +351,27 @@ impl LayerTensors {
             attn_q_bias: name("attn_q.bias"),
             attn_k_bias: name("attn_k.bias"),
             attn_v_bias: name("attn_v.bias"),
+            attn_q_norm: name("attn_q_norm.weight"),
+            attn_k_norm: name("attn_k_norm.weight"),
+            attn_post_norm: name("post_attention_norm.weight"),
             ffn_norm: name("ffn_norm.weight"),
             ffn_gate: name("ffn_gate.weight"),
             ffn_up: name("ffn_up.weight"),
             ffn_down: name("ffn_down.weight"),
+            ffn_post_norm: name("post_ffw_norm.weight"),
         }
     }
 }
 
-/// Reads the keys of one architecture.
-struct Keys<'a> {
-    gguf: &'a Gguf,
-    prefix: &'static str,
-}
-
-impl Keys<'_> {
-    fn key(&self, name: &str) -> String {
-        format!("{}.{name}", self.prefix)
+/// Refuses a head size without kernels.
+fn check_head_dim(head_dim: usize) -> Result<usize, ArchitectureError> {
+    let (smallest, largest, step) = HEAD_DIMS;
+    if (smallest..=largest).contains(&head_dim) && head_dim.is_multiple_of(step) {
+        return Ok(head_dim);
     }
-
-    fn invalid(&self, name: &str, problem: String) -> ArchitectureError {
-        ArchitectureError::Invalid { key: self.key(name), problem }
-    }
-
-    fn size(&self, name: &str, limit: usize) -> Result<usize, ArchitectureError> {
-        let size = self.gguf.u32(&self.key(name))? as usize;
-        if size == 0 || size > limit {
-            return Err(self.invalid(name, format!("{size} is outside 1..={limit}")));
-        }
-        Ok(size)
-    }
-
-    fn optional_size(&self, name: &str, limit: usize) -> Result<Option<usize>, ArchitectureError> {
-        if self.gguf.get(&self.key(name)).is_none() { Ok(None) } else { self.size(name, limit).map(Some) }
-    }
-
-    fn positive(&self, name: &str, default: Option<f32>) -> Result<f32, ArchitectureError> {
-        let key = self.key(name);
-        let value = match (self.gguf.get(&key), default) {
-            (None, Some(default)) => default,
-            _ => self.gguf.f32(&key)?,
-        };
-        if value.is_finite() && value > 0.0 {
-            Ok(value)
-        } else {
-            Err(self.invalid(name, format!("{value} is not a positive number")))
-        }
-    }
-
-    fn head_dim(&self, hidden: usize, heads: usize) -> Result<usize, ArchitectureError> {
-        let key_length = self.optional_size("attention.key_length", MAX_WIDTH)?;
-        let head_dim = match key_length {
-            Some(length) => length,
-            None if hidden.is_multiple_of(heads) => hidden / heads,
-            None => {
-                return Err(
-                    self.invalid("attention.head_count", format!("{hidden} channels / {heads} heads"))
-                );
-            }
-        };
-        let (smallest, largest, step) = HEAD_DIMS;
-        if head_dim < smallest || head_dim > largest || !head_dim.is_multiple_of(step) {
-            return Err(ArchitectureError::Feature {
-                feature: "head size",
-                found: head_dim.to_string(),
-                supported: format!("multiples of {step} from {smallest} to {largest}"),
-            });
-        }
-        for (name, feature) in [
-            ("attention.value_length", "a value head size other than the key head size"),
-            ("rope.dimension_count", "rotating a part of each head"),
-        ] {
-            let found = self.optional_size(name, MAX_WIDTH)?.unwrap_or(head_dim);
-            if found != head_dim {
-                let supported = format!("{head_dim}, the head size");
-                return Err(ArchitectureError::Feature { feature, found: found.to_string(), supported });
-            }
-        }
-        Ok(head_dim)
-    }
-
-    /// Features that change the numbers and that this version does not know.
-    fn refuse_unsupported(&self) -> Result<(), ArchitectureError> {
-        let scaling = self.key("rope.scaling.type");
-        if let Some(found) = self.gguf.get(&scaling).map(|v| v.as_str().unwrap_or("not a string"))
-            && found != "none"
-        {
-            return Err(ArchitectureError::Feature {
-                feature: "RoPE scaling",
-                found: found.to_string(),
-                supported: "none".to_string(),
-            });
-        }
-        for (name, feature) in [
-            ("attention.sliding_window", "a sliding window"),
-            ("expert_count", "a mixture of experts"),
-            ("rope.scale_linear", "RoPE scaling"),
-        ] {
-            let value = self.gguf.get(&self.key(name));
-            let off = value.is_none_or(|v| v.as_u32() == Some(0) || v.as_f32() == Some(1.0));
-            if !off {
-                return Err(ArchitectureError::Feature {
-                    feature,
-                    found: format!("key `{}` is set", self.key(name)),
-                    supported: "models without it".to_string(),
-                });
-            }
-        }
-        Ok(())
-    }
+    Err(ArchitectureError::Feature {
+        feature: "head size",
+        found: head_dim.to_string(),
+        supported: format!("multiples of {step} from {smallest} to {largest}"),
+    })
 }

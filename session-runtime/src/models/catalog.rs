@@ -1,6 +1,6 @@
 //! The models known by an alias: what their files are and where they come from.
 //!
-//! Owns the cache folder and the rule for names: an alias, or the path of a GGUF file. Weights are
+//! Owns the cache folder and the rule for names: an alias, or the path of a file or directory. Weights are
 //! identified by their SHA-256, whatever the source.
 
 use std::path::{Path, PathBuf};
@@ -139,7 +139,7 @@ pub fn aliases() -> String {
 pub enum CatalogError {
     /// Neither an alias nor a file.
     #[error(
-        "there is no model `{name}`: use one of {known}, or the path of a .gguf file",
+        "there is no model `{name}`: use one of {known}, the path of a .gguf file, or of a directory with config.json and safetensors",
         known = aliases()
     )]
     Unknown {
@@ -163,7 +163,7 @@ pub enum CatalogError {
     NoCache,
 }
 
-/// A model file on this machine.
+/// A model on this machine: a file, or the directory of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelFile {
     /// The file.
@@ -213,7 +213,7 @@ fn resolve_in(folder: &Path, name: &str) -> Result<ModelFile, CatalogError> {
         };
     }
     let path = PathBuf::from(name);
-    if path.is_file() {
+    if path.is_file() || path.join("config.json").is_file() {
         Ok(ModelFile { path, alias: None })
     } else {
         Err(CatalogError::Unknown { name: name.to_string() })

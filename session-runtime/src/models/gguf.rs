@@ -82,12 +82,12 @@ pub enum GgufError {
         format: TensorType,
     },
     /// A tensor is stored in a format that this runtime has no kernels for.
-    #[error("tensor `{name}` has unsupported ggml type {id} (supported: {supported})")]
+    #[error("tensor `{name}` has unsupported type {found} (supported: {supported})")]
     TensorType {
         /// The tensor.
         name: String,
-        /// ggml type id.
-        id: u32,
+        /// Name of the type where the format has one, and its ggml id.
+        found: String,
         /// What is supported, for people.
         supported: String,
     },
@@ -237,7 +237,7 @@ impl Gguf {
         let info = info.ok_or_else(|| GgufError::MissingTensor { name: name.to_string() })?;
         let unsupported = || GgufError::TensorType {
             name: name.to_string(),
-            id: info.type_id,
+            found: parse::type_name(info.type_id),
             supported: parse::supported_types(),
         };
         let format = TensorType::from_ggml_id(info.type_id).ok_or_else(unsupported)?;

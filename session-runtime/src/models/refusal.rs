@@ -2,6 +2,7 @@
 
 use super::architecture::ArchitectureError;
 use super::catalog::CatalogError;
+use super::checkpoint::CheckpointError;
 use super::constraint::ConstraintError;
 use super::download::DownloadError;
 use super::gguf::GgufError;
@@ -11,11 +12,6 @@ use crate::error::{Error, ErrorKind};
 
 const MALFORMED: &str = "model_malformed";
 const UNSUPPORTED: &str = "model_unsupported";
-
-/// The face of an error about a model file.
-pub fn refusal(error: GgufError) -> Error {
-    error.into()
-}
 
 impl From<GgufError> for Error {
     fn from(error: GgufError) -> Error {
@@ -33,6 +29,20 @@ impl From<GgufError> for Error {
             | GgufError::MissingKey { .. }
             | GgufError::WrongType { .. }
             | GgufError::MissingTensor { .. } => Error::invalid(MALFORMED, message),
+        }
+    }
+}
+
+impl From<CheckpointError> for Error {
+    fn from(error: CheckpointError) -> Error {
+        let message = error.to_string();
+        match error {
+            CheckpointError::Io { .. } => Error::new(ErrorKind::Unavailable, "model_unreadable", message),
+            CheckpointError::TensorType { .. } => Error::invalid(UNSUPPORTED, message),
+            CheckpointError::Missing { .. }
+            | CheckpointError::Malformed { .. }
+            | CheckpointError::MissingTensor { .. }
+            | CheckpointError::NotFinite { .. } => Error::invalid(MALFORMED, message),
         }
     }
 }
@@ -67,6 +77,7 @@ impl From<ArchitectureError> for Error {
         let message = error.to_string();
         match error {
             ArchitectureError::Gguf(error) => error.into(),
+            ArchitectureError::Checkpoint(error) => error.into(),
             ArchitectureError::Unsupported { .. }
             | ArchitectureError::Feature { .. }
             | ArchitectureError::UnexpectedTensor { .. } => Error::invalid(UNSUPPORTED, message),
@@ -82,9 +93,10 @@ impl From<TokenizerError> for Error {
         let message = error.to_string();
         match error {
             TokenizerError::Gguf(error) => error.into(),
-            TokenizerError::Model { .. } | TokenizerError::PreTokenizer { .. } => {
-                Error::invalid(UNSUPPORTED, message)
-            }
+            TokenizerError::Checkpoint(error) => error.into(),
+            TokenizerError::Model { .. }
+            | TokenizerError::PreTokenizer { .. }
+            | TokenizerError::Feature { .. } => Error::invalid(UNSUPPORTED, message),
             TokenizerError::Vocabulary { .. } => Error::invalid(MALFORMED, message),
             TokenizerError::TooLong { .. } => Error::new(ErrorKind::Limit, "text_too_long", message),
             TokenizerError::Encode { .. } => Error::internal(message),
@@ -97,6 +109,7 @@ impl From<TemplateError> for Error {
         let message = error.to_string();
         match error {
             TemplateError::Gguf(error) => error.into(),
+            TemplateError::Checkpoint(error) => error.into(),
             TemplateError::Tokenizer(error) => error.into(),
             TemplateError::Render { .. } => Error::invalid("template_refused", message),
             TemplateError::Frames { .. } => Error::invalid(UNSUPPORTED, message),

@@ -10,6 +10,7 @@ mod json;
 
 use minijinja::{Environment, ErrorKind, UndefinedBehavior, Value};
 
+use super::checkpoint::{Checkpoint, CheckpointError};
 use super::gguf::{Gguf, GgufError};
 use super::tokenizer::TokenizerError;
 
@@ -21,6 +22,9 @@ pub enum TemplateError {
     /// The metadata lacks the template.
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    /// A file of the checkpoint is absent or malformed.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// The template is not valid, or does not render this conversation.
     #[error("chat template: {problem}")]
     Render {
@@ -141,6 +145,34 @@ impl ChatTemplate {
             token("tokenizer.ggml.bos_token_id")?,
             token("tokenizer.ggml.eos_token_id")?,
         )
+    }
+
+    /// Reads and compiles the template of a checkpoint: `chat_template.jinja`, or the one in
+    /// `tokenizer_config.json` (of several, `default`).
+    ///
+    /// # Errors
+    /// The checkpoint has no template, or it is not valid.
+    pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<ChatTemplate, TemplateError> {
+        let config = checkpoint.optional_json("tokenizer_config.json")?.unwrap_or_default();
+        let stored = config.get("chat_template");
+        let named = stored.and_then(serde_json::Value::as_array).and_then(|templates| {
+            let default = templates.iter().find(|one| one.get("name").is_some_and(|name| name == "default"));
+            default?.get("template")
+        });
+        let source = match checkpoint.optional_text("chat_template.jinja")? {
+            Some(source) => Some(source),
+            None => named.or(stored).and_then(serde_json::Value::as_str).map(str::to_owned),
+        };
+        let source = source.ok_or_else(|| CheckpointError::Missing {
+            path: checkpoint.folder().join("chat_template.jinja"),
+            what: "the chat template (or one in tokenizer_config.json)",
+        })?;
+        let token = |name: &str| {
+            let value = config.get(name);
+            let text = value.and_then(|value| value.get("content").or(Some(value)));
+            text.and_then(serde_json::Value::as_str).unwrap_or_default().to_owned()
+        };
+        ChatTemplate::new(&source, token("bos_token"), token("eos_token"))
     }
 
     /// Compiles a template; `bos` and `eos` are the texts of those tokens.

@@ -6,9 +6,10 @@
 //! `tokenizers` crate. Knows no templates and no sessions.
 
 mod bytes;
+mod json;
 mod stream;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use sha2::{Digest as _, Sha256};
 use tokenizers::models::bpe::BPE;
@@ -19,6 +20,7 @@ use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{PreTokenizerWrapper, SplitDelimiterBehavior};
 
+use super::checkpoint::CheckpointError;
 use super::digest::Digest;
 use super::gguf::{Gguf, GgufError, Value};
 
@@ -30,6 +32,19 @@ pub enum TokenizerError {
     /// The metadata lacks something or has it in another type.
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    /// A file of the checkpoint is absent or malformed.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// A feature of `tokenizer.json` this version does not know.
+    #[error("tokenizer.json: {feature} is not supported: {found} (supported: {supported})")]
+    Feature {
+        /// The feature.
+        feature: &'static str,
+        /// What the file asks for.
+        found: String,
+        /// What would work.
+        supported: &'static str,
+    },
     /// A kind of tokenizer this version does not know.
     #[error("tokenizer `{found}` is not supported (supported: gpt2, byte-level BPE)")]
     Model {
@@ -75,6 +90,9 @@ enum PreTokenizer {
     /// NFC, then the Qwen2 pattern.
     Qwen2,
 }
+
+/// Control tokens that end a turn whatever the file names as its end token.
+const END_OF_TURN: [&str; 4] = ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<end_of_turn>"];
 
 /// The pattern of Qwen2's pre-tokenizer, as published with the model.
 const QWEN2_PATTERN: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -160,26 +178,13 @@ impl Tokenizer {
         }
         let kinds = token_kinds(gguf, tokens.len())?;
         let (bytes, ends) = token_bytes(tokens, &kinds);
-        let mut specials = HashMap::new();
-        let mut whole: HashMap<u8, Vec<u32>> = HashMap::new();
-        for (id, (token, &kind)) in (0u32..).zip(tokens.iter().zip(&kinds)) {
-            if matches!(kind, TokenKind::Control | TokenKind::Added)
-                && let Some(&first) = token.as_bytes().first()
-            {
-                specials.insert(token.clone(), id);
-                whole.entry(first).or_default().push(id);
-            }
-        }
-        let length = |id: u32| tokens.get(id as usize).map_or(0, String::len);
-        for ids in whole.values_mut() {
-            ids.sort_by_key(|&id| (std::cmp::Reverse(length(id)), id));
-        }
+        let (specials, whole) = whole_tokens(tokens, &kinds);
         let eos = gguf.u32("tokenizer.ggml.eos_token_id")?;
         if eos as usize >= tokens.len() {
             return Err(vocabulary(format!("eos_token_id {eos} is outside the {} tokens", tokens.len())));
         }
         let mut end_of_turn = vec![eos];
-        for name in ["<|im_end|>", "<|endoftext|>"] {
+        for name in END_OF_TURN {
             end_of_turn
                 .extend(specials.get(name).copied().filter(|&id| kinds[id as usize] == TokenKind::Control));
         }
@@ -279,7 +284,7 @@ impl Tokenizer {
         self.eos
     }
 
-    /// Tokens that end a turn, ascending: the end token and `<|im_end|>`, `<|endoftext|>` where the model has them.
+    /// Tokens that end a turn, ascending: the end tokens and `<|im_end|>` and its like where the model has them.
     pub fn end_of_turn(&self) -> &[u32] {
         &self.end_of_turn
     }
@@ -336,6 +341,25 @@ impl Tokenizer {
     }
 }
 
+/// Tokens matched as whole strings: by their text, and by their first byte, longest first.
+fn whole_tokens(tokens: &[String], kinds: &[TokenKind]) -> (HashMap<String, u32>, HashMap<u8, Vec<u32>>) {
+    let mut specials = HashMap::new();
+    let mut whole: HashMap<u8, Vec<u32>> = HashMap::new();
+    for (id, (token, &kind)) in (0u32..).zip(tokens.iter().zip(kinds)) {
+        if matches!(kind, TokenKind::Control | TokenKind::Added)
+            && let Some(&first) = token.as_bytes().first()
+        {
+            specials.insert(token.clone(), id);
+            whole.entry(first).or_default().push(id);
+        }
+    }
+    let length = |id: u32| tokens.get(id as usize).map_or(0, String::len);
+    for ids in whole.values_mut() {
+        ids.sort_by_key(|&id| (std::cmp::Reverse(length(id)), id));
+    }
+    (specials, whole)
+}
+
 fn vocabulary(problem: String) -> TokenizerError {
     TokenizerError::Vocabulary { problem }
 }
@@ -386,7 +410,7 @@ fn build(
             return Err(vocabulary(format!("tokens {first} and {id} are both {token:?}")));
         }
     }
-    check_alphabet(&vocab.keys().map(String::as_str).collect())?;
+    check_bytes(&|name| vocab.contains_key(name))?;
     let split = |merge: &String| {
         let pair = merge.split_once(' ').filter(|(left, right)| !left.is_empty() && !right.is_empty());
         let pair = pair.map(|(left, right)| (left.to_string(), right.to_string()));
@@ -412,11 +436,11 @@ fn build(
 
 /// Refuses a vocabulary that would lose ordinary text. A few published ones lack control characters
 /// and lead bytes of unassigned planes; their tokenizers drop those, and so does this one.
-fn check_alphabet(vocab: &HashSet<&str>) -> Result<(), TokenizerError> {
+fn check_bytes(has: &dyn Fn(&str) -> bool) -> Result<(), TokenizerError> {
     let needed =
         (0..=0xF0u8).filter(|byte| matches!(byte, b'\t' | b'\n' | b' '..=b'~' | 0x80..=0xBF | 0xC2..));
     for byte in needed {
-        if !vocab.contains(bytes::encode(byte).encode_utf8(&mut [0; 4]) as &str) {
+        if !has(bytes::encode(byte).encode_utf8(&mut [0; 4])) {
             return Err(vocabulary(format!("there is no token for byte 0x{byte:02x}")));
         }
     }

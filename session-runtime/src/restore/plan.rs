@@ -4,6 +4,10 @@
 //! Compute advances from the first chunk, loads walk from the last one, until they meet (the two
 //! pointers of CacheFlow, arXiv 2604.25080, section 4, over chunks and, in the chunk where they meet,
 //! over layers). The plan is where they are predicted to meet.
+//!
+//! Layers with a window keep the last tokens only, so cells of early chunks are not needed in them, unless a later
+//! chunk is recomputed: then the tokens just before it are. Where that can happen, cuts never rise with the chunk:
+//! whatever recomputing a chunk reads was recomputed before it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -66,13 +70,26 @@ pub struct ChunkFacts {
     pub tokens: usize,
     /// Per layer, whether a usable cell is on the tier.
     pub saved: Vec<bool>,
+    /// Per layer, whether the cell must be on the device at the end.
+    pub needed: Vec<bool>,
 }
 
 impl ChunkFacts {
-    /// The lowest cut the saved cells allow: every layer from it up is saved.
+    /// The lowest cut the saved cells allow: every layer from it up is saved, or not needed.
     pub fn lowest_cut(&self) -> u32 {
-        let loadable = self.saved.iter().rev().take_while(|saved| **saved).count();
+        let cells = self.saved.iter().zip(&self.needed).rev();
+        let loadable = cells.take_while(|(saved, needed)| **saved || !**needed).count();
         (self.saved.len() - loadable) as u32
+    }
+
+    /// Cells that are loaded with this cut.
+    pub fn loads(&self, cut: u32) -> usize {
+        self.needed.iter().skip(cut as usize).filter(|needed| **needed).count()
+    }
+
+    /// Whether every needed cell is saved.
+    pub fn is_saved(&self) -> bool {
+        self.lowest_cut() == 0
     }
 }
 
@@ -100,10 +117,10 @@ pub fn plan(
         compute.seconds(chunk.tokens, cut as usize, chunk.start as f64 + chunk.tokens as f64 / 2.0)
     };
     let load_seconds = |chunk: &ChunkFacts, cut: u32| {
-        let cells = (layers - cut) as usize;
+        let cells = chunk.loads(cut);
         load.seconds(cells, cells * chunk.tokens * token_bytes)
     };
-    let cuts = match mode {
+    let mut cuts = match mode {
         RestoreMode::Load => chunks.iter().map(ChunkFacts::lowest_cut).collect(),
         RestoreMode::Recompute => vec![layers; chunks.len()],
         RestoreMode::Cut(cut) => chunks.iter().map(|chunk| cut.min(layers).max(chunk.lowest_cut())).collect(),
@@ -114,6 +131,11 @@ pub fn plan(
             .collect(),
         RestoreMode::Planned => meeting_point(chunks, layers, &compute_seconds, &load_seconds),
     };
+    if chunks.iter().any(|chunk| chunk.needed.contains(&false)) {
+        for index in (1..cuts.len()).rev() {
+            cuts[index - 1] = cuts[index - 1].max(cuts[index]);
+        }
+    }
     let total = |cost: &dyn Fn(&ChunkFacts, u32) -> f64, cuts: &[u32]| -> f64 {
         chunks.iter().zip(cuts).map(|(chunk, cut)| cost(chunk, *cut)).sum()
     };
@@ -156,7 +178,10 @@ mod tests {
 
     fn facts(count: usize) -> Vec<ChunkFacts> {
         (0..count)
-            .map(|index| ChunkFacts { start: index * 64, tokens: 64, saved: vec![true; LAYERS as usize] })
+            .map(|index| {
+                let all = vec![true; LAYERS as usize];
+                ChunkFacts { start: index * 64, tokens: 64, saved: all.clone(), needed: all }
+            })
             .collect()
     }
 
@@ -200,6 +225,28 @@ mod tests {
             let planned = plan(mode, &chunks, LAYERS, TOKEN_BYTES, &compute, &load);
             assert!(planned.cuts[1] >= 6, "{mode}: {:?}", planned.cuts);
         }
+    }
+
+    #[test]
+    fn cells_outside_a_window_are_not_loaded_and_cuts_do_not_rise() {
+        let (compute, load) = costs(1e-5, 1e-5);
+        let mut chunks = facts(6);
+        for chunk in &mut chunks[..4] {
+            for layer in (0..LAYERS as usize).filter(|layer| layer % 6 != 5) {
+                (chunk.needed[layer], chunk.saved[layer]) = (false, false);
+            }
+        }
+        let planned =
+            |mode, chunks: &[ChunkFacts]| plan(mode, chunks, LAYERS, TOKEN_BYTES, &compute, &load).cuts;
+        assert_eq!(planned(RestoreMode::Load, &chunks), [0; 6]);
+        assert_eq!(chunks[0].loads(0), 4, "one layer of six attends to all tokens");
+        for mode in [RestoreMode::Planned, RestoreMode::Alternate, RestoreMode::Cut(7)] {
+            let cuts = planned(mode, &chunks);
+            assert!(cuts.is_sorted_by(|before, after| before >= after), "{mode}: {cuts:?}");
+        }
+        // A needed cell that is gone can only be recomputed from the first chunk on.
+        chunks[5].saved[3] = false;
+        assert!(planned(RestoreMode::Load, &chunks).iter().all(|cut| *cut >= 4));
     }
 
     #[test]

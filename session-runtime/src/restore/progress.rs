@@ -4,10 +4,12 @@
 //! walks from the first chunk, loads from the last. A cell that cannot be used raises its chunk's cut,
 //! so that it is recomputed; when the tier falls behind its prediction, compute takes the next chunk
 //! over (invariant I4).
+//!
+//! Where window layers keep the last tokens only, the pages that recompute reads in them move with it. So compute
+//! goes on from where it stands, or begins anew at the first chunk; nothing in between has what it reads.
 
-use super::plan::RestoreMode;
+use super::plan::{ChunkFacts, RestoreMode};
 use super::report::RestoreReport;
-use crate::kv::chunk::Chunk;
 
 /// Chunks whose cells may be under way from the tier at once.
 const LOADS_IN_FLIGHT: usize = 4;
@@ -15,12 +17,12 @@ const LOADS_IN_FLIGHT: usize = 4;
 /// What to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Ask the tier for the cells of `chunk` from layer `first_layer` up.
+    /// Ask the tier for cells of `chunk`.
     Load {
         /// Index of the chunk.
         chunk: usize,
-        /// Lowest layer to load.
-        first_layer: u32,
+        /// The layers, lowest first.
+        layers: Vec<u32>,
     },
     /// Run `layers` layers over `chunks` consecutive chunks.
     Compute {
@@ -50,6 +52,18 @@ struct ChunkProgress {
     cut: u32,
     computed: bool,
     load: Load,
+    /// Per layer, whether the cell must be on the device at the end.
+    needed: Vec<bool>,
+}
+
+impl ChunkProgress {
+    /// Layers whose cells are to be loaded, lowest first.
+    fn loads(&self) -> impl Iterator<Item = u32> + '_ {
+        (self.cut..)
+            .zip(self.needed.iter().skip(self.cut as usize))
+            .filter(|(_, needed)| **needed)
+            .map(|(layer, _)| layer)
+    }
 }
 
 /// Predictions used to decide whether to wait or to take over, in seconds.
@@ -70,6 +84,10 @@ pub struct Progress {
     forced: bool,
     chunks: Vec<ChunkProgress>,
     in_flight: usize,
+    /// Whether some layer does not keep every token.
+    windows: bool,
+    /// One past the last chunk that was computed since compute last began at the first.
+    frontier: usize,
     /// Counts for the report.
     pub report: RestoreReport,
 }
@@ -78,10 +96,17 @@ impl Progress {
     /// Begins a restore of `chunks` by `cuts` (m(c) per chunk) in a model of `layers` layers whose cells
     /// have `token_bytes` bytes a token. `mode` other than planned is never departed from while the tier
     /// answers.
-    pub fn new(chunks: &[Chunk], cuts: &[u32], layers: u32, token_bytes: usize, mode: RestoreMode) -> Self {
+    pub fn new(
+        chunks: &[ChunkFacts],
+        cuts: &[u32],
+        layers: u32,
+        token_bytes: usize,
+        mode: RestoreMode,
+    ) -> Self {
         debug_assert_eq!(chunks.len(), cuts.len());
         let forced = mode != RestoreMode::Planned;
         let report = RestoreReport { plan: cuts.to_vec(), layers, forced, ..RestoreReport::default() };
+        let windows = chunks.iter().any(|chunk| chunk.needed.contains(&false));
         let chunks = chunks
             .iter()
             .zip(cuts)
@@ -89,10 +114,11 @@ impl Progress {
                 tokens: chunk.tokens,
                 cut: *cut,
                 computed: *cut == 0,
-                load: if *cut == layers { Load::Ended } else { Load::Unasked },
+                load: if chunk.loads(*cut) == 0 { Load::Ended } else { Load::Unasked },
+                needed: chunk.needed.clone(),
             })
             .collect();
-        Self { layers, token_bytes, forced, chunks, in_flight: 0, report }
+        Self { layers, token_bytes, forced, chunks, in_flight: 0, windows, frontier: 0, report }
     }
 
     fn complete(&self, chunk: &ChunkProgress) -> bool {
@@ -107,7 +133,7 @@ impl Progress {
     /// Bytes and cells still to come from the tier.
     fn to_load(&self) -> (usize, usize) {
         self.chunks.iter().filter(|chunk| chunk.load != Load::Ended).fold((0, 0), |(cells, bytes), chunk| {
-            let count = (self.layers - chunk.cut) as usize;
+            let count = chunk.loads().count();
             (cells + count, bytes + count * chunk.tokens * self.token_bytes)
         })
     }
@@ -119,7 +145,7 @@ impl Progress {
         {
             self.chunks[chunk].load = Load::Asked;
             self.in_flight += 1;
-            return Action::Load { chunk, first_layer: self.chunks[chunk].cut };
+            return Action::Load { chunk, layers: self.chunks[chunk].loads().collect() };
         }
         if let Some(action) = self.planned_compute(chunks_max) {
             return action;
@@ -127,6 +153,7 @@ impl Progress {
         let Some(front) = self.chunks.iter().position(|chunk| !self.complete(chunk)) else {
             return Action::Done;
         };
+        let front = self.compute_from(front);
         let overtaken = self.overtaken(front, outlook);
         for chunk in &mut self.chunks[front..front + overtaken] {
             chunk.cut = self.layers;
@@ -139,6 +166,7 @@ impl Progress {
             return Action::Wait;
         }
         self.report.refuse("slow", overtaken as u64 * u64::from(self.layers));
+        self.frontier = self.frontier.min(front);
         let chunks = overtaken.min(chunks_max);
         Action::Compute { chunk: front, chunks, layers: self.layers }
     }
@@ -158,6 +186,28 @@ impl Progress {
         Some(Action::Compute { chunk, chunks, layers })
     }
 
+    /// Where compute must begin to reach chunk `chunk`, which no one computes yet.
+    fn compute_from(&self, chunk: usize) -> usize {
+        if !self.windows {
+            return chunk;
+        }
+        let first = self.chunks[..chunk].iter().position(|chunk| chunk.cut != self.layers).unwrap_or(chunk);
+        if self.frontier <= first + 1 { first } else { 0 }
+    }
+
+    /// Has every chunk up to `last` recomputed, from where compute can begin.
+    fn demote(&mut self, last: usize) {
+        let first = self.compute_from(last);
+        for state in &mut self.chunks[first..=last] {
+            state.cut = self.layers;
+            state.computed = false;
+            if state.load == Load::Unasked {
+                state.load = Load::Ended;
+            }
+        }
+        self.frontier = self.frontier.min(first);
+    }
+
     /// How many chunks from `front` on are recomputed sooner than the tier would bring what is left: the
     /// meeting point again, with what the restore has shown of the tier so far.
     fn overtaken(&self, front: usize, outlook: &Outlook<'_>) -> usize {
@@ -168,19 +218,23 @@ impl Progress {
         let mut compute = 0.0;
         let mut count = 0;
         for (index, chunk) in self.chunks.iter().enumerate().skip(front) {
-            if self.complete(chunk) || chunk.cut == self.layers {
+            if !self.windows && (self.complete(chunk) || chunk.cut == self.layers) {
                 break;
             }
             compute += (outlook.compute_chunk)(index);
             if compute >= (outlook.load)(cells, bytes).max(outlook.stalled) {
                 break;
             }
-            let left = (self.layers - chunk.cut) as usize;
-            cells -= left;
-            bytes -= left * chunk.tokens * self.token_bytes;
+            if chunk.load != Load::Ended {
+                let left = chunk.loads().count();
+                cells -= left;
+                bytes -= left * chunk.tokens * self.token_bytes;
+            }
             count += 1;
         }
-        count
+        // Chunks that are there are computed again only to reach one that is not.
+        let useful = self.chunks[front..front + count].iter().any(|chunk| !self.complete(chunk));
+        if useful { count } else { 0 }
     }
 
     /// Whether a chunk's cells are still wanted when they arrive.
@@ -197,6 +251,7 @@ impl Progress {
         if !wanted {
             return;
         }
+        let before = state.cut;
         for (layer, reason) in refused {
             self.report.refuse(reason, 1);
             if *layer >= state.cut {
@@ -204,8 +259,13 @@ impl Progress {
                 state.computed = false;
             }
         }
-        let cells = u64::from(self.layers - state.cut);
-        self.report.bytes_loaded += cells * (state.tokens * self.token_bytes) as u64;
+        let cells = state.loads().count();
+        self.report.bytes_loaded += (cells * state.tokens * self.token_bytes) as u64;
+        let reachable =
+            self.chunks[..chunk].iter().all(|state| state.cut == self.layers) && self.frontier <= chunk + 1;
+        if self.windows && self.chunks[chunk].cut > before && !reachable {
+            self.demote(chunk);
+        }
     }
 
     /// Told that a compute action ended after `seconds`.
@@ -213,6 +273,7 @@ impl Progress {
         for state in &mut self.chunks[chunk..chunk + chunks] {
             state.computed = true;
         }
+        self.frontier = self.frontier.max(chunk + chunks);
         self.report.compute_ms += seconds * 1e3;
     }
 
@@ -227,7 +288,9 @@ impl Progress {
         for chunk in &self.chunks {
             let tokens = chunk.tokens as u64;
             report.cells_recomputed += u64::from(chunk.cut);
-            report.cells_loaded += u64::from(self.layers - chunk.cut);
+            let loaded = chunk.loads().count() as u64;
+            report.cells_loaded += loaded;
+            report.cells_outside += u64::from(self.layers - chunk.cut) - loaded;
             match chunk.cut {
                 0 => report.tokens_loaded += tokens,
                 cut if cut == self.layers => report.tokens_recomputed += tokens,
@@ -247,8 +310,20 @@ mod tests {
 
     const LAYERS: u32 = 4;
 
-    fn chunks(count: usize) -> Vec<Chunk> {
-        (0..count).map(|index| Chunk { id: [index as u8; 32], start: index * 64, tokens: 64 }).collect()
+    fn chunks(count: usize) -> Vec<ChunkFacts> {
+        let all = vec![true; LAYERS as usize];
+        let facts =
+            |index| ChunkFacts { start: index * 64, tokens: 64, saved: all.clone(), needed: all.clone() };
+        (0..count).map(facts).collect()
+    }
+
+    /// Chunks of which only the last is in the window of layers 0 and 2.
+    fn window_chunks(count: usize) -> Vec<ChunkFacts> {
+        let mut chunks = chunks(count);
+        for chunk in &mut chunks[..count - 1] {
+            chunk.needed = vec![false, true, false, true];
+        }
+        chunks
     }
 
     fn outlook<'a>(
@@ -299,8 +374,8 @@ mod tests {
         let mut progress = Progress::new(&chunks(2), &[0, 0], LAYERS, 8, RestoreMode::Planned);
         let (compute, load) = (|_: usize| 1.0, |_: usize, _: usize| 0.1);
         let ask = |progress: &mut Progress, stalled| progress.next(4, &outlook(&compute, &load, stalled));
-        assert_eq!(ask(&mut progress, 0.0), Action::Load { chunk: 1, first_layer: 0 });
-        assert_eq!(ask(&mut progress, 0.0), Action::Load { chunk: 0, first_layer: 0 });
+        assert_eq!(ask(&mut progress, 0.0), Action::Load { chunk: 1, layers: vec![0, 1, 2, 3] });
+        assert_eq!(ask(&mut progress, 0.0), Action::Load { chunk: 0, layers: vec![0, 1, 2, 3] });
         assert_eq!(ask(&mut progress, 0.5), Action::Wait);
         assert_eq!(ask(&mut progress, 1.5), Action::Compute { chunk: 0, chunks: 1, layers: LAYERS });
         progress.computed(0, 1, 1.0);
@@ -310,6 +385,49 @@ mod tests {
         progress.loaded(1, &[]);
         let report = progress.finish(0);
         assert_eq!((report.tokens_recomputed, report.tokens_loaded), (128, 0));
+    }
+
+    #[test]
+    fn only_needed_cells_of_window_layers_are_loaded() {
+        let mut progress = Progress::new(&window_chunks(4), &[0; 4], LAYERS, 8, RestoreMode::Load);
+        let report = run(&mut progress, |_| Vec::new());
+        assert_eq!((report.cells_loaded, report.cells_recomputed, report.cells_outside), (3 * 2 + 4, 0, 6));
+        assert_eq!(report.bytes_loaded, 10 * 64 * 8);
+    }
+
+    #[test]
+    fn i2_what_recompute_reads_in_a_window_is_recomputed_from_the_first_chunk() {
+        for (cuts, recomputed) in [([0, 0, 0, 0], 4 * 4), ([4, 4, 4, 1], 3 * 4 + 3)] {
+            let mut progress = Progress::new(&window_chunks(4), &cuts, LAYERS, 8, RestoreMode::Load);
+            let refuse = |chunk| if chunk == 3 { vec![(2, "corrupt".to_owned())] } else { Vec::new() };
+            let report = run(&mut progress, refuse);
+            assert_eq!(report.cells_recomputed, recomputed, "{cuts:?}");
+            assert_eq!(report.cells_recomputed + report.cells_loaded + report.cells_outside, 16);
+        }
+    }
+
+    #[test]
+    fn i4_a_stuck_tier_is_overtaken_in_a_model_with_windows() {
+        let mut progress = Progress::new(&window_chunks(6), &[0; 6], LAYERS, 8, RestoreMode::Planned);
+        let (compute, load) = (|_: usize| 1.0, |_: usize, _: usize| 0.1);
+        let mut ended = Vec::new();
+        for step in 0..100 {
+            match progress.next(4, &outlook(&compute, &load, f64::from(step))) {
+                // The tier gives the first two chunks it is asked for and then nothing.
+                Action::Load { chunk, .. } if chunk >= 4 => progress.loaded(chunk, &[]),
+                Action::Load { .. } | Action::Wait => {}
+                Action::Compute { chunk, chunks, layers } => {
+                    assert_eq!((chunk, layers), (ended.len(), LAYERS), "from the first chunk, in order");
+                    ended.extend(chunk..chunk + chunks);
+                    progress.computed(chunk, chunks, 1.0);
+                }
+                Action::Done => {
+                    assert_eq!(ended, [0, 1, 2, 3]);
+                    return;
+                }
+            }
+        }
+        panic!("the restore does not end");
     }
 
     #[test]

@@ -29,6 +29,9 @@ pub struct RestoreReport {
     pub cells_loaded: u64,
     /// Cells recomputed.
     pub cells_recomputed: u64,
+    /// Cells of window layers that nothing reads any more: neither loaded nor recomputed.
+    #[serde(default)]
+    pub cells_outside: u64,
     /// Bytes loaded.
     pub bytes_loaded: u64,
     /// Cells that could not be used.

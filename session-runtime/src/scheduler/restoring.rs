@@ -12,7 +12,8 @@ use crate::engine::{LogitRows, SequenceRows};
 use crate::error::Error;
 use crate::kv::chunk::{CHUNK_TOKENS, Chunk};
 use crate::kv::state::KvEvent;
-use crate::restore::plan::{ChunkFacts, plan};
+use crate::kv::table::Need;
+use crate::restore::plan::{ChunkFacts, RestoreMode, plan};
 use crate::restore::progress::{Action, Outlook, Progress};
 
 /// A restore under way.
@@ -26,6 +27,19 @@ pub(super) struct RestoreRun {
     resident: usize,
     /// Leading sealed chunks of the history whose every cell is saved.
     saved_chunks: usize,
+}
+
+/// Where a restore stands after a piece of work.
+enum Advance {
+    /// It goes on.
+    Under {
+        /// Whether something was computed.
+        computed: bool,
+    },
+    /// Everything is on the device.
+    Done,
+    /// It must begin anew at the first chunk and the pages for that are taken.
+    NoRoom,
 }
 
 impl RestoreRun {
@@ -54,21 +68,24 @@ impl<B: Backend> Worker<B> {
                 saved: (0..layers)
                     .map(|layer| usable && self.tier.contains(&chunk.id, layer as u32))
                     .collect(),
+                needed: (0..layers)
+                    .map(|layer| chunk.start >= self.shape.first_kept(layer, sequence.known))
+                    .collect(),
             })
             .collect();
         let token_bytes = self.engine.cell_bytes(1);
         let planned = plan(mode, &facts, layers as u32, token_bytes, &self.costs.compute, &self.costs.load);
-        let mut progress = Progress::new(&chunks, &planned.cuts, layers as u32, token_bytes, mode);
+        let mut progress = Progress::new(&facts, &planned.cuts, layers as u32, token_bytes, mode);
         progress.report.predicted_ms = planned.seconds * 1e3;
         progress.report.predicted_recompute_ms = planned.recompute_seconds * 1e3;
-        let missing: usize =
-            facts.iter().map(|chunk| chunk.saved.iter().filter(|saved| !**saved).count()).sum();
+        let absent = |chunk: &ChunkFacts| {
+            chunk.saved.iter().zip(&chunk.needed).filter(|(saved, needed)| !**saved && **needed).count()
+        };
+        let missing: usize = facts.iter().map(absent).sum();
         let reason =
             if usable { "absent".to_owned() } else { format!("contract: {}", sequence.foreign.join(", ")) };
         progress.report.refuse(&reason, missing as u64);
-        let whole = facts
-            .iter()
-            .take_while(|chunk| chunk.tokens == CHUNK_TOKENS && chunk.saved.iter().all(|saved| *saved));
+        let whole = facts.iter().take_while(|chunk| chunk.tokens == CHUNK_TOKENS && chunk.is_saved());
         let now = Instant::now();
         self.next_restore += 1;
         let run = RestoreRun {
@@ -106,15 +123,22 @@ impl<B: Backend> Worker<B> {
                 continue;
             };
             match self.advance(&session, &mut run) {
-                Ok(Some(computed)) => {
+                Ok(Advance::Under { computed }) => {
                     worked |= computed;
                     self.jobs[index].phase = Phase::Restoring(run);
                     index += 1;
                 }
-                Ok(None) => {
+                Ok(Advance::Done) => {
                     if !self.end_restore(index, &session, *run) {
                         index += 1;
                     }
+                }
+                Ok(Advance::NoRoom) => {
+                    run.cancel();
+                    self.abandon_restore(&session);
+                    // It waits again for all its pages, and then takes the way that was left to it.
+                    self.jobs[index].mode = RestoreMode::Recompute;
+                    index += 1;
                 }
                 Err(error) => {
                     run.cancel();
@@ -126,8 +150,8 @@ impl<B: Backend> Worker<B> {
         worked
     }
 
-    /// Asks for loads, or computes one piece. `None`: done; `Some(computed)` otherwise.
-    fn advance(&mut self, session: &Arc<str>, run: &mut RestoreRun) -> Result<Option<bool>, Error> {
+    /// Asks for loads, or computes one piece.
+    fn advance(&mut self, session: &Arc<str>, run: &mut RestoreRun) -> Result<Advance, Error> {
         let layers = self.engine.config().layers;
         let chunks_max = (self.engine.step_rows() / CHUNK_TOKENS).max(1);
         loop {
@@ -141,12 +165,11 @@ impl<B: Backend> Worker<B> {
                 stalled: run.last_arrival.elapsed().as_secs_f64(),
             };
             match run.progress.next(chunks_max, &outlook) {
-                Action::Load { chunk, first_layer } => self.tier.ask(TierRequest::Load {
+                Action::Load { chunk, layers } => self.tier.ask(TierRequest::Load {
                     restore: run.id,
                     index: chunk,
                     chunk: run.chunks[chunk].id,
-                    first_layer,
-                    layers: layers as u32,
+                    layers,
                     cancel: run.cancels[chunk].clone(),
                 }),
                 Action::Compute { chunk, chunks, layers: cut } => {
@@ -154,14 +177,29 @@ impl<B: Backend> Worker<B> {
                         run.cancels[chunk..chunk + chunks].iter().for_each(CancelFlag::cancel);
                     }
                     let pieces = &run.chunks[chunk..chunk + chunks];
+                    if !self.move_scratch(session, pieces[0].start)? {
+                        return Ok(Advance::NoRoom);
+                    }
                     let seconds = self.recompute(session, pieces, cut as usize)?;
                     run.progress.computed(chunk, chunks, seconds);
-                    return Ok(Some(true));
+                    return Ok(Advance::Under { computed: true });
                 }
-                Action::Wait => return Ok(Some(false)),
-                Action::Done => return Ok(None),
+                Action::Wait => return Ok(Advance::Under { computed: false }),
+                Action::Done => return Ok(Advance::Done),
             }
         }
+    }
+
+    /// Moves the pages of window layers that a restore recomputes in to where it goes on from `start`. Going on
+    /// takes no more pages than the restore began with; beginning anew may. `false`: there is no room.
+    fn move_scratch(&mut self, session: &Arc<str>, start: usize) -> Result<bool, Error> {
+        if !self.shape.has_windows() {
+            return Ok(true);
+        }
+        let Some(sequence) = self.sequences.get_mut(session) else { return Err(Error::no_session(session)) };
+        let known = sequence.known;
+        sequence.table.trim_restore(&mut self.pool, start, known);
+        self.reserve(session, Need::Recompute { start, known })
     }
 
     /// Runs the lowest `layers` layers over consecutive chunks; seconds taken.
@@ -188,8 +226,7 @@ impl<B: Backend> Worker<B> {
         &mut self,
         restore: u64,
         index: usize,
-        first_layer: u32,
-        cells: Vec<Result<Vec<u8>, String>>,
+        cells: Vec<(u32, Result<Vec<u8>, String>)>,
         seconds: f64,
     ) {
         let job = self.jobs.iter_mut().find_map(|job| match &mut job.phase {
@@ -197,7 +234,7 @@ impl<B: Backend> Worker<B> {
             _ => None,
         });
         let Some((session, run)) = job else { return };
-        let bytes: usize = cells.iter().flatten().map(Vec::len).sum();
+        let bytes: usize = cells.iter().filter_map(|(_, cell)| cell.as_ref().ok()).map(Vec::len).sum();
         self.costs.load.observe(bytes, seconds);
         run.last_arrival = Instant::now();
         let mut refused = Vec::new();
@@ -205,9 +242,10 @@ impl<B: Backend> Worker<B> {
             && let Some(sequence) = self.sequences.get(&session)
         {
             let chunk = &run.chunks[index];
-            for (layer, cell) in (first_layer..).zip(cells) {
+            for (layer, cell) in cells {
                 let pages = sequence.chunk_pages(chunk, layer as usize);
                 let outcome = cell.and_then(|cell| {
+                    let pages = pages.ok_or("no pages")?;
                     self.engine.scatter_cell(&pages, chunk.tokens, &cell).map_err(|error| error.to_string())
                 });
                 if let Err(reason) = outcome {
@@ -226,6 +264,7 @@ impl<B: Backend> Worker<B> {
         report.round_times();
         if let Some(sequence) = self.sequences.get_mut(session) {
             sequence.computed = sequence.known;
+            sequence.table.trim(&mut self.pool, sequence.known);
             sequence.saved_chunks = run.saved_chunks;
             sequence.save_asked = run.saved_chunks;
             sequence.foreign.clear();

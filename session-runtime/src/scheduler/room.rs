@@ -10,7 +10,7 @@ use super::{KvTransition, Reply};
 use crate::error::{Error, ErrorKind};
 use crate::kv::chunk::chunks;
 use crate::kv::state::{KvEvent, KvState};
-use crate::kv::table::BlockTable;
+use crate::kv::table::Need;
 
 impl<B: Backend> Worker<B> {
     /// Admits waiting jobs, oldest first. A job that finds no room keeps younger ones waiting, so that
@@ -48,7 +48,8 @@ impl<B: Backend> Worker<B> {
             Purpose::Restore { .. } => sequence.known,
         };
         self.fits(&session, tokens)?;
-        if !self.reserve(&session, tokens)? {
+        let need = self.need(&session, tokens);
+        if !self.reserve(&session, need)? {
             return Ok(false);
         }
         let state = self.sequences.get(&session).map_or(KvState::None, |sequence| sequence.state);
@@ -60,10 +61,19 @@ impl<B: Backend> Worker<B> {
         Ok(true)
     }
 
+    /// What a job that will have `tokens` tokens needs of its table.
+    fn need(&self, session: &str, tokens: usize) -> Need {
+        match self.sequences.get(session) {
+            Some(sequence) if sequence.state.is_resident() || sequence.state == KvState::None => {
+                Need::Write { written: sequence.computed, tokens }
+            }
+            sequence => Need::Restore { known: sequence.map_or(0, |sequence| sequence.known), tokens },
+        }
+    }
+
     /// Refuses what no eviction could make room for.
     fn fits(&self, session: &str, tokens: usize) -> Result<(), Error> {
-        let config = self.engine.config();
-        let pages = BlockTable::pages_for(config.layers, config.kv_heads, tokens);
+        let pages = self.shape.pages_most(tokens);
         if pages <= self.pool.total() {
             return Ok(());
         }
@@ -80,13 +90,13 @@ impl<B: Backend> Worker<B> {
         ))
     }
 
-    /// Makes a table hold `tokens` tokens, evicting idle sessions where needed. `Ok(false)`: no room now.
-    pub(super) fn reserve(&mut self, session: &Arc<str>, tokens: usize) -> Result<bool, Error> {
+    /// Makes a table hold what is needed, evicting idle sessions where needed. `Ok(false)`: no room now.
+    pub(super) fn reserve(&mut self, session: &Arc<str>, need: Need) -> Result<bool, Error> {
         let wanted = |worker: &Self| {
             worker
                 .sequences
                 .get(session)
-                .map_or(0, |sequence| sequence.table.pages_wanted(&worker.pool, sequence.computed, tokens))
+                .map_or(0, |sequence| sequence.table.pages_wanted(&worker.pool, need))
         };
         if wanted(self) > self.pool.free() + self.evictable_pages(session) {
             return Ok(false);
@@ -96,8 +106,7 @@ impl<B: Backend> Worker<B> {
             self.evict(&victim, "pressure");
         }
         let Some(sequence) = self.sequences.get_mut(session) else { return Ok(false) };
-        let copies =
-            sequence.table.prepare(&mut self.pool, sequence.computed, tokens).map_err(Error::internal)?;
+        let copies = sequence.table.prepare_for(&mut self.pool, need).map_err(Error::internal)?;
         for copy in copies {
             self.engine.copy_page(copy.source, copy.target)?;
         }
@@ -126,7 +135,7 @@ impl<B: Backend> Worker<B> {
         self.sequences
             .values()
             .filter(|sequence| {
-                &*sequence.id != keep && sequence.table.capacity() > 0 && self.is_evictable(&sequence.id)
+                &*sequence.id != keep && !sequence.table.is_empty() && self.is_evictable(&sequence.id)
             })
             .min_by_key(|sequence| {
                 let waits = self.job(&sequence.id).is_some();
@@ -224,7 +233,8 @@ impl<B: Backend> Worker<B> {
     /// step back. `Ok(false)`: this job stepped back itself.
     pub(super) fn grow(&mut self, session: &Arc<str>, tokens: usize) -> Result<bool, Error> {
         self.fits(session, tokens)?;
-        while !self.reserve(session, tokens)? {
+        let need = self.need(session, tokens);
+        while !self.reserve(session, need)? {
             let running = |phase: &Phase| matches!(phase, Phase::Running);
             let own = self.job(session);
             let youngest = (0..self.jobs.len()).rev().find(|index| running(&self.jobs[*index].phase));

@@ -71,13 +71,15 @@ impl<B: Backend> Worker<B> {
         list.into_iter().nth(sequence.save_asked)
     }
 
-    /// Copies a chunk's cells off the device and asks the tier to save them; their bytes.
+    /// Copies a chunk's cells off the device and asks the tier to save them; their bytes. Layers with a window that
+    /// dropped the chunk have nothing to save: no restore asks for it.
     pub(super) fn save_chunk(&mut self, session: &Arc<str>, chunk: Chunk) -> Result<u64, Error> {
         let Some(sequence) = self.sequences.get_mut(session) else { return Ok(0) };
         let cells = (0..self.engine.config().layers)
-            .map(|layer| self.engine.gather_cell(&sequence.chunk_pages(&chunk, layer), chunk.tokens))
-            .collect::<Result<Vec<_>, _>>()?;
-        let bytes: u64 = cells.iter().map(|cell| cell.len() as u64).sum();
+            .filter_map(|layer| Some((layer as u32, sequence.chunk_pages(&chunk, layer)?)))
+            .map(|(layer, pages)| Ok((layer, self.engine.gather_cell(&pages, chunk.tokens)?)))
+            .collect::<Result<Vec<_>, Error>>()?;
+        let bytes: u64 = cells.iter().map(|(_, cell)| cell.len() as u64).sum();
         if chunk.is_sealed() {
             sequence.save_asked = chunk.start / CHUNK_TOKENS + 1;
         }

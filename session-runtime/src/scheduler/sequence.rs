@@ -69,11 +69,8 @@ impl Sequence {
             .then(|| self.last_used_ms.saturating_add(self.idle_ttl_ms))
     }
 
-    /// Pages of a chunk in one layer, per KV head.
-    pub(super) fn chunk_pages(&self, chunk: &Chunk, layer: usize) -> Vec<&[PageId]> {
-        use kernels::backend::PAGE_TOKENS;
-        let first = chunk.start / PAGE_TOKENS;
-        let last = (chunk.start + chunk.tokens).div_ceil(PAGE_TOKENS);
-        self.table.layer(layer).into_iter().map(|pages| &pages[first..last]).collect()
+    /// Pages of a chunk in one layer, per KV head; `None` when the layer dropped them.
+    pub(super) fn chunk_pages(&self, chunk: &Chunk, layer: usize) -> Option<Vec<&[PageId]>> {
+        self.table.range(layer, chunk.start, chunk.start + chunk.tokens)
     }
 }

@@ -181,6 +181,7 @@ impl<B: Backend> Worker<B> {
             let Some(sequence) = self.sequences.get_mut(&share.session) else { continue };
             sequence.computed += share.rows;
             sequence.known = sequence.known.max(sequence.computed);
+            sequence.table.trim(&mut self.pool, sequence.computed);
             if sequence.computed < sequence.tokens.len() {
                 if let Some(index) = self.job(&share.session) {
                     self.jobs[index].computed_tokens += share.rows as u64;

@@ -19,20 +19,20 @@ const COSTS_KEY: &[u8] = b"measured-costs";
 
 /// A request to the tier.
 pub(super) enum TierRequest {
-    /// Save every layer of a chunk.
-    Save { session: Arc<str>, chunk: Chunk, cells: Vec<Vec<u8>> },
+    /// Save cells of a chunk, by layer.
+    Save { session: Arc<str>, chunk: Chunk, cells: Vec<(u32, Vec<u8>)> },
     /// Keep measured costs for the next start.
     Remember { costs: Vec<u8> },
-    /// Load the cells of a chunk from `first_layer` up.
-    Load { restore: u64, index: usize, chunk: ChunkId, first_layer: u32, layers: u32, cancel: CancelFlag },
+    /// Load the cells of a chunk in these layers.
+    Load { restore: u64, index: usize, chunk: ChunkId, layers: Vec<u32>, cancel: CancelFlag },
 }
 
 /// The tier's answer.
 pub(super) enum TierAnswer {
     /// A chunk was saved, or was not, with the reason.
     Saved { session: Arc<str>, chunk: Chunk, bytes: u64, outcome: Result<(), String> },
-    /// Cells of a chunk, lowest layer first.
-    Loaded { restore: u64, index: usize, first_layer: u32, cells: Vec<Result<Vec<u8>, String>>, seconds: f64 },
+    /// Cells of a chunk, by layer.
+    Loaded { restore: u64, index: usize, cells: Vec<(u32, Result<Vec<u8>, String>)>, seconds: f64 },
 }
 
 /// Handle of the tier's thread.
@@ -101,7 +101,7 @@ fn serve(
     while let Ok(request) = inbox.recv() {
         match request {
             TierRequest::Save { session, chunk, cells } => {
-                let bytes = cells.iter().map(|cell| cell.len() as u64).sum();
+                let bytes = cells.iter().map(|(_, cell)| cell.len() as u64).sum();
                 let outcome = save(store, contract, &chunk, &cells);
                 answer(TierAnswer::Saved { session, chunk, bytes, outcome });
             }
@@ -110,35 +110,31 @@ fn serve(
                     tracing::warn!(%error, "costs not kept");
                 }
             }
-            TierRequest::Load { restore, index, chunk, first_layer, layers, cancel } => {
+            TierRequest::Load { restore, index, chunk, layers, cancel } => {
                 let begun = Instant::now();
-                let cells = (first_layer..layers)
-                    .map(|layer| {
-                        if stop.load(Ordering::Relaxed) {
-                            return Err("stopped".to_owned());
-                        }
-                        store
-                            .cells()
-                            .get_cancellable(&cell_id(&chunk, layer), contract, &cancel)
-                            .map_err(|miss| reason(&miss).to_owned())
-                    })
-                    .collect();
+                let load = |layer| {
+                    if stop.load(Ordering::Relaxed) {
+                        return Err("stopped".to_owned());
+                    }
+                    let cell = store.cells().get_cancellable(&cell_id(&chunk, layer), contract, &cancel);
+                    cell.map_err(|miss| reason(&miss).to_owned())
+                };
+                let cells = layers.into_iter().map(|layer| (layer, load(layer))).collect();
                 let seconds = begun.elapsed().as_secs_f64();
-                answer(TierAnswer::Loaded { restore, index, first_layer, cells, seconds });
+                answer(TierAnswer::Loaded { restore, index, cells, seconds });
             }
         }
     }
 }
 
-fn save(store: &Store, contract: &Digest, chunk: &Chunk, cells: &[Vec<u8>]) -> Result<(), String> {
+fn save(store: &Store, contract: &Digest, chunk: &Chunk, cells: &[(u32, Vec<u8>)]) -> Result<(), String> {
     let writes: Vec<CellWrite<'_>> = cells
         .iter()
-        .enumerate()
         .map(|(layer, payload)| CellWrite {
-            id: cell_id(&chunk.id, layer as u32),
+            id: cell_id(&chunk.id, *layer),
             contract: *contract,
             chunk: chunk.id,
-            layer: layer as u32,
+            layer: *layer,
             tokens: chunk.tokens as u32,
             codec: 0,
             payload,

@@ -23,6 +23,7 @@ use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
 use crate::kv::contract::{Contract, Digest};
 use crate::kv::pool::PagePool;
+use crate::kv::shape::TableShape;
 use crate::kv::state::{KvEvent, KvState};
 use crate::kv::table::BlockTable;
 use crate::restore::cost::Costs;
@@ -75,6 +76,8 @@ pub(super) struct Job {
 pub(super) struct Worker<B: Backend> {
     pub engine: Engine<B>,
     pub pool: PagePool,
+    /// Which tokens each layer keeps.
+    pub shape: Arc<TableShape>,
     pub tier: Tier,
     pub contract: Contract,
     pub contract_digest: Digest,
@@ -108,11 +111,15 @@ impl<B: Backend> Worker<B> {
         stopping: Arc<AtomicBool>,
     ) -> Self {
         let pool = PagePool::new(engine.pool_spec().pages);
+        let config = engine.config();
+        let windows = config.layer_kinds.iter().map(|kind| kind.window()).collect();
+        let shape = Arc::new(TableShape::new(windows, config.kv_heads, engine.step_rows()));
         let kept = tier.costs().and_then(|bytes| serde_json::from_slice(&bytes).ok());
         Self {
             contract_digest: contract.digest(),
             engine,
             pool,
+            shape,
             tier,
             contract,
             options,
@@ -220,8 +227,8 @@ impl<B: Backend> Worker<B> {
             TierAnswer::Saved { session, chunk, bytes, outcome } => {
                 self.saved(&session, &chunk, bytes, outcome);
             }
-            TierAnswer::Loaded { restore, index, first_layer, cells, seconds } => {
-                self.loaded(restore, index, first_layer, cells, seconds);
+            TierAnswer::Loaded { restore, index, cells, seconds } => {
+                self.loaded(restore, index, cells, seconds);
             }
         }
     }
@@ -235,7 +242,7 @@ impl<B: Backend> Worker<B> {
     }
 
     fn table(&self) -> BlockTable {
-        BlockTable::new(self.engine.config().layers, self.engine.config().kv_heads)
+        BlockTable::with_shape(Arc::clone(&self.shape))
     }
 
     fn open(
@@ -455,13 +462,19 @@ impl<B: Backend> Worker<B> {
         if self.job(session).is_some() {
             return Err(busy(session));
         }
-        let sequence = self.sequences.get_mut(session).ok_or_else(|| Error::no_session(session))?;
+        let sequence = self.sequences.get(session).ok_or_else(|| Error::no_session(session))?;
         if start > end || end > sequence.tokens.len() {
             return Err(Error::invalid(
                 "range_invalid",
                 format!("tokens {start}..{end} are not a range of the {} there are", sequence.tokens.len()),
             ));
         }
+        // Where a window layer dropped what the cut history ends with, all of it leaves and is restored when next
+        // used.
+        if sequence.state.is_resident() && start < sequence.computed && !sequence.table.covers(start) {
+            self.evict(&Arc::from(session), "cut");
+        }
+        let sequence = self.sequences.get_mut(session).ok_or_else(|| Error::no_session(session))?;
         sequence.tokens.drain(start..end);
         sequence.computed = sequence.computed.min(start);
         sequence.known = sequence.known.min(start);

@@ -141,13 +141,19 @@ impl Default for Sizes {
     }
 }
 
-/// A complete made-up model of `architecture` (`llama` or `qwen2`) with float32 weights that depend only on
+/// A complete made-up model of `architecture` (`llama`, `qwen2` or `qwen3`) with float32 weights that depend only on
 /// their place, a byte-level vocabulary of 256 bytes, a few merges and ChatML control tokens.
 pub fn small_model(architecture: &str, sizes: Sizes) -> GgufFile {
     let mut file = GgufFile::default();
     let qwen = architecture == "qwen2";
     let Sizes { layers, heads, kv_heads, head_dim, ffn } = sizes;
-    let hidden = heads * head_dim;
+    let wide = heads * head_dim;
+    // Heads of qwen3 need not have the width of the residual stream together.
+    let hidden = if architecture == "qwen3" { wide / 2 } else { wide };
+    if architecture == "qwen3" {
+        file.set("qwen3.attention.key_length", u32(head_dim));
+        file.set("qwen3.attention.value_length", u32(head_dim));
+    }
     file.set("general.architecture", string(architecture));
     for (name, value) in [
         ("block_count", layers),
@@ -161,7 +167,7 @@ pub fn small_model(architecture: &str, sizes: Sizes) -> GgufFile {
     }
     file.set(&format!("{architecture}.attention.layer_norm_rms_epsilon"), f32(1e-5));
     file.set(&format!("{architecture}.rope.freq_base"), f32(10_000.0));
-    let vocab = set_vocabulary(&mut file, if qwen { "qwen2" } else { "smollm" });
+    let vocab = set_vocabulary(&mut file, if architecture == "llama" { "smollm" } else { "qwen2" });
     let mut seed = 0x9E37_79B9u32;
     let mut next = move |scale: f32| {
         seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -179,10 +185,10 @@ pub fn small_model(architecture: &str, sizes: Sizes) -> GgufFile {
     for layer in 0..layers {
         let name = |part: &str| format!("blk.{layer}.{part}");
         for (part, rows, cols) in [
-            ("attn_q.weight", hidden, hidden),
+            ("attn_q.weight", wide, hidden),
             ("attn_k.weight", kv_heads * head_dim, hidden),
             ("attn_v.weight", kv_heads * head_dim, hidden),
-            ("attn_output.weight", hidden, hidden),
+            ("attn_output.weight", hidden, wide),
             ("ffn_gate.weight", ffn, hidden),
             ("ffn_up.weight", ffn, hidden),
             ("ffn_down.weight", hidden, ffn),
@@ -191,6 +197,10 @@ pub fn small_model(architecture: &str, sizes: Sizes) -> GgufFile {
         }
         vector(&mut file, &name("attn_norm.weight"), hidden, 1.0);
         vector(&mut file, &name("ffn_norm.weight"), hidden, 1.0);
+        if architecture == "qwen3" {
+            vector(&mut file, &name("attn_q_norm.weight"), head_dim, 1.5);
+            vector(&mut file, &name("attn_k_norm.weight"), head_dim, 0.75);
+        }
         if qwen {
             vector(&mut file, &name("attn_q.bias"), hidden, 0.125);
             vector(&mut file, &name("attn_k.bias"), kv_heads * head_dim, -0.25);

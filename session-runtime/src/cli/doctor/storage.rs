@@ -9,7 +9,7 @@ use crate::cli::bytes::Bytes;
 use crate::cli::failure::Outcome;
 use crate::cli::options::Options;
 use crate::models::catalog::{self, CatalogError};
-use crate::models::digest::weights_digest;
+use crate::models::digest_of;
 use crate::models::progress::Terminal;
 
 /// Whether the model's file is there and is the one the catalog names.
@@ -22,11 +22,11 @@ pub(super) fn model(options: &Options) -> Option<Check> {
             return Some(Check::problem("model", error.to_string(), fix));
         }
         Err(error) => {
-            let fix = "name one of `session-runtime model ls`, or a .gguf file, with --model";
+            let fix = "name one of `session-runtime model ls`, a .gguf file or the directory of a checkpoint, with --model";
             return Some(Check::problem("model", error.to_string(), fix));
         }
     };
-    let digest = match weights_digest(&file.path, &Terminal::new()) {
+    let digest = match digest_of(&file.path, &Terminal::new()) {
         Ok(digest) => digest,
         Err(error) => {
             return Some(Check::problem(

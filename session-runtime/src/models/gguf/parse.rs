@@ -200,6 +200,42 @@ fn data_range(
     }
 }
 
+/// Names of tensor types without kernels, by ggml id, as the format's document lists them.
+const OTHER_TYPES: [(u32, &str); 23] = [
+    (9, "Q8_1"),
+    (10, "Q2_K"),
+    (11, "Q3_K"),
+    (15, "Q8_K"),
+    (16, "IQ2_XXS"),
+    (17, "IQ2_XS"),
+    (18, "IQ3_XXS"),
+    (19, "IQ1_S"),
+    (20, "IQ4_NL"),
+    (21, "IQ3_S"),
+    (22, "IQ2_S"),
+    (23, "IQ4_XS"),
+    (24, "I8"),
+    (25, "I16"),
+    (26, "I32"),
+    (27, "I64"),
+    (28, "F64"),
+    (29, "IQ1_M"),
+    (34, "TQ1_0"),
+    (35, "TQ2_0"),
+    (39, "MXFP4"),
+    (4, "Q4_2"),
+    (5, "Q4_3"),
+];
+
+/// The name of a tensor type for people.
+pub(super) fn type_name(id: u32) -> String {
+    let known = TensorType::from_ggml_id(id).map(TensorType::name);
+    match known.or_else(|| OTHER_TYPES.iter().find(|(other, _)| *other == id).map(|(_, name)| *name)) {
+        Some(name) => format!("{name} (ggml type {id})"),
+        None => format!("ggml type {id}"),
+    }
+}
+
 /// Names of the supported tensor types.
 pub(super) fn supported_types() -> String {
     let names: Vec<String> =

@@ -70,6 +70,24 @@ impl Frames {
     /// [`TemplateError::Frames`] when the template's output for earlier messages depends on later
     /// ones, so that appending would give other text than rendering.
     pub fn probe(template: &ChatTemplate) -> Result<Frames, TemplateError> {
+        let talk = [Message::new(Role::System, MARKS[0]), Message::new(Role::User, MARKS[1])];
+        let with_system = template.render(&talk, &[], false);
+        if with_system.is_ok_and(|text| text.contains(MARKS[0])) {
+            match Frames::probe_with(template, true) {
+                // Some templates write the system text into the first user message. That cannot be appended to, but
+                // they can be used without system messages.
+                Err(TemplateError::Frames { problem }) => {
+                    Frames::probe_with(template, false).map_err(|_| TemplateError::Frames { problem })
+                }
+                outcome => outcome,
+            }
+        } else {
+            Frames::probe_with(template, false)
+        }
+    }
+
+    /// The same, with or without a system message.
+    fn probe_with(template: &ChatTemplate, has_system: bool) -> Result<Frames, TemplateError> {
         let probe = Probe { template };
         let [system, user, answer, second] = [
             Message::new(Role::System, MARKS[0]),
@@ -79,8 +97,6 @@ impl Frames {
         ];
         let mut fallbacks = Vec::new();
         let bare_user = template.render(std::slice::from_ref(&user), &[], false)?;
-        let with_system = template.render(&[system.clone(), user.clone()], &[], false);
-        let has_system = with_system.as_ref().is_ok_and(|text| text.contains(MARKS[0]));
         let mut talk = if has_system { vec![system] } else { Vec::new() };
         let opening = if has_system { template.render(&talk, &[], false)? } else { String::new() };
         talk.push(user);
@@ -203,7 +219,16 @@ impl Frames {
             messages.iter_mut().for_each(|message| message.role = Role::User);
         }
         messages.push(Message::new(Role::User, MARKS[1]));
-        let whole = template.render(&messages, tools, false)?;
+        let whole = match template.render(&messages, tools, false) {
+            // A template that wants the roles to alternate: the system text gets its frame here.
+            Err(_) if self.fallbacks.contains(&Role::System) && system.is_some() => {
+                let first = template.render(&messages[1..], tools, false)?;
+                let Frame { before, after } = &self.system;
+                let rest = first.strip_prefix(&self.start).unwrap_or(&first);
+                format!("{}{before}{}{after}{rest}", self.start, MARKS[0])
+            }
+            outcome => outcome?,
+        };
         let end = format!("{}{}{}", self.user.before, MARKS[1], self.user.after);
         let head = whole.strip_suffix(&end).ok_or_else(|| {
             let problem = "the first user message is framed differently when tools are given".to_string();
