@@ -154,7 +154,7 @@ impl IntoResponse for Problem {
 
 impl From<Error> for Problem {
     fn from(error: Error) -> Self {
-        let status = status_of(error.code).unwrap_or(match error.kind {
+        let status = status_of(&error.code).unwrap_or(match error.kind {
             ErrorKind::InvalidInput => StatusCode::BAD_REQUEST,
             ErrorKind::NotFound => StatusCode::NOT_FOUND,
             ErrorKind::Conflict => StatusCode::CONFLICT,
@@ -163,8 +163,9 @@ impl From<Error> for Problem {
             ErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         });
+        let param = param_of(&error.code).map(str::to_owned);
         let mut problem = Self::new(status, error.code, error.message);
-        problem.param = param_of(error.code).map(str::to_owned);
+        problem.param = param;
         problem.retryable = error.retryable || status == StatusCode::TOO_MANY_REQUESTS;
         problem
     }

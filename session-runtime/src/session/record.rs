@@ -218,7 +218,7 @@ impl SessionRecord {
                     begun.agent_started_before = started;
                 }
             }
-            SessionEvent::TurnFinished { turn, status, error, usage } => {
+            SessionEvent::TurnFinished { turn, status, error, usage, .. } => {
                 self.finish_turn(&turn, status, error, usage);
             }
             SessionEvent::KvTransition(change) => {

@@ -192,18 +192,19 @@ impl Session {
             _ if cancelled => (TurnStatus::Cancelled, None),
             Ok(()) => (TurnStatus::Completed, None),
             Err(error) => {
-                let status = match error.code {
+                let status = match &*error.code {
                     "outcome_unknown" => TurnStatus::RequiresAction,
                     _ => TurnStatus::Failed,
                 };
-                tracing::warn!(session = %self.id, turn, code = error.code, %error, "turn ended with an error");
-                (status, Some(TurnError { code: error.code.to_owned(), message: error.message }))
+                tracing::warn!(session = %self.id, turn, code = %error.code, %error, "turn ended with an error");
+                (status, Some(TurnError { code: error.code.into_owned(), message: error.message }))
             }
         };
         self.host.scheduler.rest(&self.id, "end_of_turn")?;
-        let usage = self.record().turn(turn).map_or(Usage::default(), |turn| turn.usage);
+        let (finish, usage) =
+            self.record().turn(turn).map_or((None, Usage::default()), |turn| (turn.finish, turn.usage));
         let turn = turn.to_owned();
-        self.write(SessionEvent::TurnFinished { turn, status, error, usage }).await?;
+        self.write(SessionEvent::TurnFinished { turn, status, finish, error, usage }).await?;
         Ok(())
     }
 
@@ -284,6 +285,7 @@ impl Session {
                 let event = SessionEvent::TurnFinished {
                     turn: turn.to_owned(),
                     status: TurnStatus::Cancelled,
+                    finish: None,
                     error: None,
                     usage: Usage::default(),
                 };
