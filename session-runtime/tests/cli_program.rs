@@ -53,9 +53,10 @@ struct Served {
 }
 
 impl Served {
-    fn start(data: &Path) -> Self {
-        let mut child =
-            program(data).args(["serve", "--listen", "127.0.0.1:0"]).stderr(Stdio::piped()).spawn().unwrap();
+    fn start(data: &Path, options: &[&str]) -> Self {
+        let mut serve = program(data);
+        serve.args(["serve", "--listen", "127.0.0.1:0"]).args(options);
+        let mut child = serve.stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let url = loop {
             let line = lines.next().expect("the server ended before it listened").unwrap();
@@ -146,7 +147,7 @@ fn the_answer_alone_goes_to_standard_output() {
 #[test]
 fn commands_talk_to_the_running_server() {
     let data = data_dir("beside");
-    let mut served = Served::start(&data);
+    let mut served = Served::start(&data, &[]);
     let made = server::post(&format!("{}/v1/sessions", served.url), &serde_json::json!({"id": "made-there"}));
     assert_eq!(made.status, 201);
     assert!(ok(&data, &["sessions", "ls"]).contains("made-there"));
@@ -166,7 +167,7 @@ fn commands_talk_to_the_running_server() {
 #[test]
 fn i6_what_a_killed_server_answered_is_still_there() {
     let data = data_dir("killed");
-    let mut served = Served::start(&data);
+    let mut served = Served::start(&data, &[]);
     let sessions = format!("{}/v1/sessions", served.url);
     server::post(&sessions, &serde_json::json!({"id": "kept"}));
     let body = serde_json::json!({"input": "Hi.", "max_tokens": 8});
@@ -177,6 +178,23 @@ fn i6_what_a_killed_server_answered_is_still_there() {
     let shown: Value = serde_json::from_str(&ok(&data, &["sessions", "show", "--json", "kept"])).unwrap();
     assert_eq!(shown["turns"][0]["output_text"], turn["output_text"]);
     assert_eq!(shown["turns"][0]["status"], "completed");
+}
+
+#[test]
+fn i7_a_server_grants_what_its_operator_allowed() {
+    let (data, files) = (data_dir("grants"), data_dir("granted"));
+    let (allowed, other) = (files.join("allowed"), files.join("other"));
+    std::fs::create_dir_all(allowed.join("inner")).unwrap();
+    std::fs::create_dir_all(&other).unwrap();
+    let grant = |path: &Path| format!("notes={}", path.display());
+    // Alone, a command allows the directories that it grants itself.
+    ok(&data, &["run", "--grant", &grant(&other), "--max-tokens", "2", "Hi."]);
+    let _served = Served::start(&data, &["--grant-root", allowed.to_str().unwrap()]);
+    for inside in [&allowed, &allowed.join("inner")] {
+        ok(&data, &["run", "--grant", &grant(inside), "--max-tokens", "2", "Hi."]);
+    }
+    let refused = failure(&run(&data, &["run", "--grant", &grant(&other), "Hi."]), 1);
+    assert!(refused.contains(&format!("serve --grant-root {}", other.display())), "{refused}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! `session-runtime run`: one turn of a session, shown as it happens.
 
 use std::io::{IsTerminal, Read};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use clap::Args;
@@ -12,6 +13,7 @@ use super::connect::with_connection;
 use super::failure::{Failure, Outcome};
 use super::options::Options;
 use super::render::Screen;
+use super::serve::directory;
 use super::terminal::print_line;
 
 /// Most bytes of a prompt read from standard input.
@@ -63,11 +65,8 @@ pub(super) struct Run {
 
 fn grant(text: &str) -> Result<(String, String), String> {
     let (name, dir) = text.split_once('=').ok_or("write NAME=DIR, such as notes=./notes")?;
-    let path = std::fs::canonicalize(dir).map_err(|error| format!("{dir}: {error}"))?;
-    if !path.is_dir() {
-        return Err(format!("{dir} is not a directory"));
-    }
-    let path = path.into_os_string().into_string().map_err(|_| format!("{dir} is not valid UTF-8"))?;
+    let path =
+        directory(dir)?.into_os_string().into_string().map_err(|_| format!("{dir} is not valid UTF-8"))?;
     Ok((name.to_owned(), path))
 }
 
@@ -80,7 +79,8 @@ fn param(text: &str) -> Result<(String, Value), String> {
 impl Run {
     pub(super) fn run(&self, options: &Options, handle: &Handle) -> Outcome {
         let prompt = self.prompt()?;
-        with_connection(options, handle, |client| {
+        let granted: Vec<PathBuf> = self.grants.iter().map(|(_, path)| path.into()).collect();
+        with_connection(options, handle, &granted, |client| {
             let session = self.session(client)?;
             if !self.json {
                 eprintln!("session {session}");
