@@ -71,6 +71,17 @@ impl<B: Backend> Worker<B> {
         list.into_iter().nth(sequence.save_asked)
     }
 
+    /// How many sealed chunks of a history, from the first, the tier holds whole.
+    pub(super) fn chunks_on_disk(&self, tokens: &[u32]) -> usize {
+        let layers = self.engine.config().layers as u32;
+        chunks(&self.contract_digest, tokens)
+            .iter()
+            .take_while(|chunk| {
+                chunk.is_sealed() && (0..layers).all(|layer| self.tier.contains(&chunk.id, layer))
+            })
+            .count()
+    }
+
     /// Copies a chunk's cells off the device and asks the tier to save them; their bytes.
     pub(super) fn save_chunk(&mut self, session: &Arc<str>, chunk: Chunk) -> Result<u64, Error> {
         let Some(sequence) = self.sequences.get_mut(session) else { return Ok(0) };
@@ -94,11 +105,13 @@ impl<B: Backend> Worker<B> {
         match outcome {
             Ok(()) => {
                 if let Some(sequence) = self.sequences.get_mut(session)
-                    && chunk.is_sealed()
                     && sequence.saved_chunks == chunk.start / CHUNK_TOKENS
-                    && sequence.save_asked > sequence.saved_chunks
                 {
-                    sequence.saved_chunks += 1;
+                    if !chunk.is_sealed() {
+                        sequence.saved_end = chunk.start + chunk.tokens;
+                    } else if sequence.save_asked > sequence.saved_chunks {
+                        sequence.saved_chunks += 1;
+                    }
                 }
             }
             Err(reason) => tracing::warn!(session, reason, "chunk not saved: it will be recomputed"),
