@@ -121,6 +121,42 @@ async fn i8_an_agents_state_outlives_its_turn_and_is_bounded() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_a_turn_decides_about_segments_of_earlier_turns_counts() {
+    let (runtime, _directory) = open("probe", &[]).await;
+    told(&runtime, &["say First.", "say Second.", "say Third."]).await;
+    let ids: Vec<String> = runtime.segments("s").await.unwrap().into_iter().map(|s| s.id).collect();
+    let drop = format!("drop {}", ids[1]);
+    assert_eq!(told(&runtime, &[&drop, "say Fourth."]).await[0], "done");
+    let kept: Vec<String> = runtime.segments("s").await.unwrap().into_iter().map(|s| s.text).collect();
+    assert!(!kept.contains(&"First.".to_owned()) && kept.contains(&"Second.".to_owned()), "{kept:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_segment_expires_in_its_session_and_in_a_fork() {
+    let (runtime, _directory) = open("probe", &[]).await;
+    let lines = told(&runtime, &["say First.", "expire 0", "say Second.", "write 2"]).await;
+    assert_eq!(lines[1], "done");
+    let before = runtime.tokens("s").await.unwrap();
+    runtime.fork_session("s", Some("fork".to_owned()), None).await.unwrap();
+    runtime.sweep().await;
+    for session in ["s", "fork"] {
+        let segments = runtime.segments(session).await.unwrap();
+        let texts: Vec<&str> = segments.iter().map(|segment| segment.text.as_str()).collect();
+        assert!(!texts.contains(&"First.") && texts.contains(&"Second."), "{session}: {texts:?}");
+        let tokens = runtime.tokens(session).await.unwrap();
+        assert!(tokens.len() < before.len());
+        assert_eq!(segments.last().unwrap().end, tokens.len() as u64);
+    }
+    let request = TurnRequest { input: "say Third.\nwrite 2".to_owned(), ..TurnRequest::default() };
+    for session in ["s", "fork"] {
+        let turn = runtime.start_turn(session, request.clone()).await.unwrap();
+        let turn = runtime.wait_turn(session, &turn.id).await.unwrap();
+        assert_eq!(turn.status, TurnStatus::Completed, "{:?}", turn.error);
+    }
+    assert_eq!(runtime.tokens("s").await.unwrap(), runtime.tokens("fork").await.unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn time_and_chance_come_from_the_host_and_are_on_record() {
     let (runtime, _directory) = open("probe", &[]).await;
     let lines = told(&runtime, &["random", "random", "clock", "log the tide turns"]).await;

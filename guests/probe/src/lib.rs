@@ -60,6 +60,7 @@ fn act(word: &str, rest: &str, params: &Params, last: &mut String) -> Result<Str
         "say-bytes" => say(&"x".repeat(amount as usize), last)?,
         "keep" => retain(rest, chat::Retention::Keep)?,
         "drop" => retain(if rest.is_empty() { last } else { rest }, chat::Retention::DropAfterTurn)?,
+        "expire" => retain(last, chat::Retention::Expire(u64::from(amount)))?,
         "segments" => segments::list().iter().map(shown).collect::<Vec<_>>().join(", "),
         "context" => {
             let status = context::status();
