@@ -84,9 +84,13 @@ impl Drop for Served {
 #[test]
 fn wrong_calls_end_with_two() {
     let data = data_dir("usage");
-    for arguments in
-        [&["dance"][..], &["run", "--grant", "nothing"], &["run", "--device-budget", "lots", "x"], &["run"]]
-    {
+    for arguments in [
+        &["dance"][..],
+        &["run", "--grant", "nothing"],
+        &["run", "--device-budget", "lots", "x"],
+        &["run"],
+        &["run", " "],
+    ] {
         failure(&run(&data, arguments), 2);
     }
     assert_eq!(run(&data, &["run", "--session", "s", "--agent", "a", "x"]).status.code(), Some(2));
@@ -206,6 +210,14 @@ fn addresses_that_cannot_be_used_are_explained() {
     let address = taken.local_addr().unwrap().to_string();
     let used = failure(&run(&data, &["serve", "--listen", &address]), 1);
     assert!(used.contains("in use") && used.contains("--listen"), "{used}");
+}
+
+#[test]
+fn a_prompt_that_does_not_fit_leaves_no_session_behind() {
+    let data = data_dir("long");
+    let refused = failure(&run(&data, &["run", &"word ".repeat(10_000)]), 1);
+    assert!(refused.contains("context holds 8192") && refused.contains("shorter message"), "{refused}");
+    assert_eq!(ok(&data, &["sessions", "ls", "--json"]).trim(), "[]");
 }
 
 #[test]

@@ -82,9 +82,6 @@ impl Run {
         let granted: Vec<PathBuf> = self.grants.iter().map(|(_, path)| path.into()).collect();
         with_connection(options, handle, &granted, |client| {
             let session = self.session(client)?;
-            if !self.json {
-                eprintln!("session {session}");
-            }
             let turn = self.turn(client, handle, &session, prompt)?;
             let view = client.get(&format!("/v1/sessions/{session}/turns/{turn}"))?;
             if self.json {
@@ -95,8 +92,9 @@ impl Run {
     }
 
     fn prompt(&self) -> Outcome<String> {
+        let empty = || Failure::usage("the prompt is empty: say something, or pipe it in");
         if let Some(prompt) = self.prompt.as_ref().filter(|prompt| *prompt != "-") {
-            return Ok(prompt.clone());
+            return if prompt.trim().is_empty() { Err(empty()) } else { Ok(prompt.clone()) };
         }
         let stdin = std::io::stdin();
         if self.prompt.is_none() && stdin.is_terminal() {
@@ -106,7 +104,7 @@ impl Run {
         let read = stdin.lock().take(PROMPT_LIMIT).read_to_string(&mut text);
         read.map_err(|error| Failure::new(format!("the prompt could not be read: {error}")))?;
         if text.trim().is_empty() {
-            return Err(Failure::usage("the prompt is empty"));
+            return Err(empty());
         }
         Ok(text)
     }
@@ -148,8 +146,23 @@ impl Run {
         }
         let running = Arc::new(Mutex::new(None));
         let watcher = cancel_on_interrupt(client, handle, session, &running);
-        let events = client.post_events(&format!("/v1/sessions/{session}/turns"), &body);
-        let outcome = events.and_then(|events| self.follow(events, session, &running));
+        let outcome = match client.post_events(&format!("/v1/sessions/{session}/turns"), &body) {
+            Ok(events) => {
+                if !self.json {
+                    eprintln!("session {session}");
+                }
+                self.follow(events, session, &running)
+            }
+            Err(refused) => {
+                // A session made for a turn that was refused is of no use.
+                if self.session.is_none()
+                    && let Err(failure) = client.delete(&format!("/v1/sessions/{session}"))
+                {
+                    eprintln!("session {session} is left behind: {failure}");
+                }
+                Err(refused)
+            }
+        };
         watcher.abort();
         outcome
     }
