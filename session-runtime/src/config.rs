@@ -51,7 +51,7 @@ pub struct Config {
     pub guests: Vec<PathBuf>,
     /// Component files of agents and tools.
     pub components: Vec<PathBuf>,
-    /// Directories that file grants must lie in; empty: any.
+    /// Directories that file grants must lie in; without one nothing can be granted.
     pub grant_roots: Vec<PathBuf>,
     /// Limits of guests.
     pub limits: GuestLimits,

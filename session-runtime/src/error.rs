@@ -1,9 +1,13 @@
 //! The one error of the library's face: what kind of failure, a stable code, a sentence with the fix.
 
+use std::borrow::Cow;
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// What a caller can do about an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ErrorKind {
     /// The request is wrong and will stay wrong.
     InvalidInput,
@@ -23,13 +27,13 @@ pub enum ErrorKind {
 
 /// A failure with a stable `code` (`session_not_found`, `kv_capacity`, ...) and a sentence that names
 /// the thing and, where there is one, the fix.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[error("{message}")]
 pub struct Error {
     /// What kind of failure.
     pub kind: ErrorKind,
     /// Stable code.
-    pub code: &'static str,
+    pub code: Cow<'static, str>,
     /// One sentence.
     pub message: String,
     /// Whether the same request can succeed later.
@@ -40,7 +44,7 @@ impl Error {
     /// An error of `kind` with a stable code.
     pub fn new(kind: ErrorKind, code: &'static str, message: impl Into<String>) -> Self {
         let retryable = matches!(kind, ErrorKind::Unavailable);
-        Self { kind, code, message: message.into(), retryable }
+        Self { kind, code: Cow::Borrowed(code), message: message.into(), retryable }
     }
 
     /// Marks the error as worth trying again.

@@ -459,7 +459,11 @@ impl Runtime {
     pub async fn shutdown(self) -> Result<(), Error> {
         self.0.manager.host().scheduler.settle().await?;
         self.0.sessions.clear();
-        self.0.store.checkpoint().map_err(Error::internal)
+        // Events that nobody waited for hold their session until they are durable, and with it everything:
+        // the end of the journal's thread is the end of them.
+        let store = self.0.store.clone();
+        let closed = tokio::task::spawn_blocking(move || store.close()).await.map_err(Error::internal)?;
+        closed.map_err(Error::internal)
     }
 }
 

@@ -248,6 +248,7 @@ fn wrong_requests_are_refused_by_name() {
         (json!({"sampling": {"top_p": 1.5}}), 400, "invalid_request", Some("sampling.top_p")),
         (json!({"budget": {"max_tokens": 5}}), 400, "unsupported_parameter", Some("budget")),
         (json!({"grants": [{"name": "x", "path": "a/b"}]}), 400, "invalid_request", Some("grants[0].path")),
+        (json!({"grants": [{"name": "x", "path": "/"}]}), 403, "grant_outside_roots", Some("grants")),
     ];
     for (body, status, code, param) in cases {
         let answer = post(&sessions, &body);

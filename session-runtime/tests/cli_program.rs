@@ -53,9 +53,10 @@ struct Served {
 }
 
 impl Served {
-    fn start(data: &Path) -> Self {
-        let mut child =
-            program(data).args(["serve", "--listen", "127.0.0.1:0"]).stderr(Stdio::piped()).spawn().unwrap();
+    fn start(data: &Path, options: &[&str]) -> Self {
+        let mut serve = program(data);
+        serve.args(["serve", "--listen", "127.0.0.1:0"]).args(options);
+        let mut child = serve.stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let url = loop {
             let line = lines.next().expect("the server ended before it listened").unwrap();
@@ -83,9 +84,13 @@ impl Drop for Served {
 #[test]
 fn wrong_calls_end_with_two() {
     let data = data_dir("usage");
-    for arguments in
-        [&["dance"][..], &["run", "--grant", "nothing"], &["run", "--device-budget", "lots", "x"], &["run"]]
-    {
+    for arguments in [
+        &["dance"][..],
+        &["run", "--grant", "nothing"],
+        &["run", "--device-budget", "lots", "x"],
+        &["run"],
+        &["run", " "],
+    ] {
         failure(&run(&data, arguments), 2);
     }
     assert_eq!(run(&data, &["run", "--session", "s", "--agent", "a", "x"]).status.code(), Some(2));
@@ -146,7 +151,7 @@ fn the_answer_alone_goes_to_standard_output() {
 #[test]
 fn commands_talk_to_the_running_server() {
     let data = data_dir("beside");
-    let mut served = Served::start(&data);
+    let mut served = Served::start(&data, &[]);
     let made = server::post(&format!("{}/v1/sessions", served.url), &serde_json::json!({"id": "made-there"}));
     assert_eq!(made.status, 201);
     assert!(ok(&data, &["sessions", "ls"]).contains("made-there"));
@@ -166,7 +171,7 @@ fn commands_talk_to_the_running_server() {
 #[test]
 fn i6_what_a_killed_server_answered_is_still_there() {
     let data = data_dir("killed");
-    let mut served = Served::start(&data);
+    let mut served = Served::start(&data, &[]);
     let sessions = format!("{}/v1/sessions", served.url);
     server::post(&sessions, &serde_json::json!({"id": "kept"}));
     let body = serde_json::json!({"input": "Hi.", "max_tokens": 8});
@@ -180,6 +185,23 @@ fn i6_what_a_killed_server_answered_is_still_there() {
 }
 
 #[test]
+fn i7_a_server_grants_what_its_operator_allowed() {
+    let (data, files) = (data_dir("grants"), data_dir("granted"));
+    let (allowed, other) = (files.join("allowed"), files.join("other"));
+    std::fs::create_dir_all(allowed.join("inner")).unwrap();
+    std::fs::create_dir_all(&other).unwrap();
+    let grant = |path: &Path| format!("notes={}", path.display());
+    // Alone, a command allows the directories that it grants itself.
+    ok(&data, &["run", "--grant", &grant(&other), "--max-tokens", "2", "Hi."]);
+    let _served = Served::start(&data, &["--grant-root", allowed.to_str().unwrap()]);
+    for inside in [&allowed, &allowed.join("inner")] {
+        ok(&data, &["run", "--grant", &grant(inside), "--max-tokens", "2", "Hi."]);
+    }
+    let refused = failure(&run(&data, &["run", "--grant", &grant(&other), "Hi."]), 1);
+    assert!(refused.contains(&format!("serve --grant-root {}", other.display())), "{refused}");
+}
+
+#[test]
 fn addresses_that_cannot_be_used_are_explained() {
     let data = data_dir("listen");
     let open = failure(&run(&data, &["serve", "--listen", "0.0.0.0:0"]), 1);
@@ -188,6 +210,14 @@ fn addresses_that_cannot_be_used_are_explained() {
     let address = taken.local_addr().unwrap().to_string();
     let used = failure(&run(&data, &["serve", "--listen", &address]), 1);
     assert!(used.contains("in use") && used.contains("--listen"), "{used}");
+}
+
+#[test]
+fn a_prompt_that_does_not_fit_leaves_no_session_behind() {
+    let data = data_dir("long");
+    let refused = failure(&run(&data, &["run", &"word ".repeat(10_000)]), 1);
+    assert!(refused.contains("context holds 8192") && refused.contains("shorter message"), "{refused}");
+    assert_eq!(ok(&data, &["sessions", "ls", "--json"]).trim(), "[]");
 }
 
 #[test]

@@ -24,7 +24,8 @@ struct Subject {
 impl Subject {
     fn open(alias: &str, rounding: Rounding) -> Self {
         let model = models::open(alias).unwrap();
-        let backend = Arc::new(CpuBackend::new(CpuOptions { threads: 2, rounding, ..CpuOptions::default() }).unwrap());
+        let backend =
+            Arc::new(CpuBackend::new(CpuOptions { threads: 2, rounding, ..CpuOptions::default() }).unwrap());
         let options = EngineOptions { budget_bytes: 192 << 20, context_length: 4096, step_rows: STEP_ROWS };
         let engine = engine::open(backend, &model, options).unwrap();
         let pool = PagePool::new(engine.pool_spec().pages);
@@ -73,7 +74,10 @@ fn cosines(subject: &mut Subject, alias: &str) -> (f64, usize, usize) {
 /// show.
 fn logits_agree(subject: &mut Subject, alias: &str) {
     let (worst, short, _) = cosines(subject, alias);
-    assert!(short <= 1 && worst >= 0.998, "{alias}: {short} positions are short, the worst cosine is {worst}");
+    assert!(
+        short <= 1 && worst >= 0.998,
+        "{alias}: {short} positions are short, the worst cosine is {worst}"
+    );
 }
 
 /// Rounding to 8 bits is seen at near-ties: at few positions.

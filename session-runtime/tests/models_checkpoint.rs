@@ -43,7 +43,7 @@ fn check(cases: &[Spoil]) {
         spoil(&checkpoint);
         let error = refusal(&checkpoint);
         assert!(error.message.contains(expected), "{expected}: {error}");
-        assert!(matches!(error.code, "model_malformed" | "model_unsupported"), "{error:?}");
+        assert!(matches!(error.code.as_ref(), "model_malformed" | "model_unsupported"), "{error:?}");
     }
 }
 
@@ -219,7 +219,7 @@ fn a_pool_that_does_not_fit_is_refused_before_it_is_allocated() {
     let checkpoint = TinyCheckpoint::new("llama");
     let options = EngineOptions { budget_bytes: 1 << 50, ..OPTIONS };
     let error = load(&checkpoint.name(), Precision::Stored, options).unwrap_err();
-    assert_eq!((error.kind, error.code), (ErrorKind::Limit, "out_of_memory"));
+    assert_eq!((error.kind, error.code.as_ref()), (ErrorKind::Limit, "out_of_memory"));
     // Pages of 1,024 bytes, as many as ids can name.
     let pages = (u64::from(u32::MAX) - 1) * 1024;
     assert!(error.message.contains(&format!("KV pages {pages}")), "{error}");

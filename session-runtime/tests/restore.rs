@@ -56,6 +56,24 @@ fn packs(directory: &Path) -> Vec<PathBuf> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn i10_saved_tokens_are_those_that_a_restore_loads() {
+    let directory = tempfile::tempdir().unwrap();
+    let runtime = open(directory.path()).await;
+    create(&runtime, "s").await;
+    say(&runtime, "s", &story(1), 16).await;
+    let resident = runtime.kv("s").await.unwrap().resident_tokens;
+    assert_ne!(resident % 64, 0, "the last chunk is not sealed");
+    runtime.evict("s").await.unwrap();
+    assert_eq!(runtime.kv("s").await.unwrap().saved_tokens, resident);
+    let report = runtime.restore("s", RestoreMode::Load).await.unwrap();
+    assert_eq!(report.tokens_loaded, resident);
+    runtime.evict("s").await.unwrap();
+    // After a restart the sealed chunks are found again.
+    let runtime = reopen(runtime, config(directory.path())).await;
+    assert_eq!(runtime.kv("s").await.unwrap().saved_tokens, resident / 64 * 64);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn i1_a_session_restored_by_any_cut_continues_with_the_same_tokens() {
     let expected = control(1).await;
     let directory = tempfile::tempdir().unwrap();

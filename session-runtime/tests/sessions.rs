@@ -21,7 +21,7 @@ async fn i5_a_second_turn_is_refused_or_queued() {
     let first = runtime.start_turn("s", request(&story(0), 64)).await.unwrap();
     assert_eq!(runtime.session("s").await.unwrap().status, SessionStatus::Running);
     let error = runtime.start_turn("s", request("And now?", 8)).await.unwrap_err();
-    assert_eq!((error.kind, error.code), (ErrorKind::Conflict, "session_busy"));
+    assert_eq!((error.kind, &*error.code), (ErrorKind::Conflict, "session_busy"));
     let queued = TurnRequest { on_busy: OnBusy::Enqueue, ..request("And now?", 8) };
     let second = runtime.start_turn("s", queued).await.unwrap();
     assert_eq!(second.status, TurnStatus::Queued);
@@ -61,7 +61,7 @@ async fn i8_the_queue_of_turns_is_bounded() {
         runtime.start_turn("s", queued.clone()).await.unwrap();
     }
     let error = runtime.start_turn("s", queued).await.unwrap_err();
-    assert_eq!((error.kind, error.code, error.retryable), (ErrorKind::Limit, "queue_full", true));
+    assert_eq!((error.kind, &*error.code, error.retryable), (ErrorKind::Limit, "queue_full", true));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -35,19 +35,30 @@ impl Format {
         }
     }
 
-    fn create(disk: &dyn Disk, dir: &Path) -> Result<Self, OpenError> {
-        // Files without a FORMAT are not ours to write among.
+    /// Refuses a directory that is somebody else's: files without a `FORMAT` are not ours to write among. To be
+    /// called before anything is written there.
+    pub(crate) fn refuse_foreign(disk: &dyn Disk, dir: &Path) -> Result<(), OpenError> {
+        let format = dir.join(FORMAT_FILE);
+        if !disk.exists(dir) || disk.exists(&format) {
+            return Ok(());
+        }
         let entries = disk.list(dir).map_err(|e| OpenError::io("list", dir, e))?;
         let ours = ["LOCK", "FORMAT.new", "lost+found"];
-        if let Some(stranger) = entries.iter().find(|e| !ours.contains(&e.name.as_str())) {
+        let stranger = entries.iter().find(|e| !ours.contains(&e.name.as_str()));
+        // Another process may have made the store meanwhile.
+        if let Some(stranger) = stranger.filter(|_| !disk.exists(&format)) {
             return Err(OpenError::BadFormat {
-                path: dir.join(FORMAT_FILE),
+                path: format,
                 detail: format!(
                     "it is missing but the directory holds {:?}: choose an empty or new directory",
                     stranger.name
                 ),
             });
         }
+        Ok(())
+    }
+
+    fn create(disk: &dyn Disk, dir: &Path) -> Result<Self, OpenError> {
         let format = Self { store_id: uuid::Uuid::now_v7().as_u128() };
         replace_file(disk, dir, FORMAT_FILE, format.text().as_bytes())
             .map_err(|e| OpenError::io("write", &dir.join(FORMAT_FILE), e))?;

@@ -85,6 +85,7 @@ pub(crate) fn open(dir: &Path, options: StoreOptions) -> Result<Store, OpenError
         Some(points) => points.clone(),
         None => Failpoints::from_env()?,
     };
+    Format::refuse_foreign(&*disk, dir)?;
     disk.create_dir(dir).map_err(|e| OpenError::io("make the data directory", dir, e))?;
     let lock = Arc::new(DirLock::take(&*disk, dir)?);
     let created = !disk.exists(&dir.join(crate::format::FORMAT_FILE));

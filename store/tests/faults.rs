@@ -394,6 +394,8 @@ fn foreign_newer_and_damaged_directories_are_refused_by_name() {
     std::fs::write(foreign.path().join("precious.txt"), b"mine").unwrap();
     let refused = Store::open(foreign.path(), options(MetaKind::Memory)).err().unwrap();
     assert!(refused.to_string().contains("precious.txt"), "{refused}");
+    let left: Vec<_> = std::fs::read_dir(foreign.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, ["precious.txt"], "nothing was written there");
     let dir = tempfile::tempdir().unwrap();
     Store::open(dir.path(), options(MetaKind::Memory)).unwrap().close().unwrap();
     let format = dir.path().join("FORMAT");

@@ -15,7 +15,7 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    setup::run(&setup::Options::default())?;
+    setup::bring(&setup::Options::default())?;
     let mut demo = Command::new(program());
     // Named, because with a build folder elsewhere the program does not find them beside itself.
     demo.arg("--guests").arg(root().join("target/guests"));

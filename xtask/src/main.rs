@@ -10,6 +10,7 @@ mod demo;
 mod fixtures;
 mod guests;
 mod process;
+mod python;
 mod setup;
 mod test;
 mod tidy;
@@ -32,7 +33,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Bring everything this machine lacks: the wasm32 library, guests, models
+    /// Bring everything this machine lacks: the wasm32 library, guests, models, a Python with the OpenAI client
     Setup(setup::Options),
     /// Build the agents and tools in guests/ into target/guests/NAME.wasm
     Guests(guests::Options),

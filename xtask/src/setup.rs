@@ -7,25 +7,34 @@ use clap::Args;
 
 use crate::guests;
 use crate::process::{Failure, build_programs, is_installed, program, run as run_process, succeeds};
+use crate::python;
 use crate::toolchain::{PACKAGES, TARGET, Toolchain};
 
 /// How long rustup may take to fetch a library before the distribution's packages are tried.
 const RUSTUP_LIMIT: Duration = Duration::from_secs(90);
-/// Models the tests and the demonstration use.
+/// Models the demonstration and most tests use.
 const MODELS: [&str; 2] = ["smollm2-135m", "qwen2.5-coder-0.5b"];
+/// Models the tests use.
+pub(crate) const TEST_MODELS: [&str; 3] = ["smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"];
 
 #[derive(Args, Debug, Default)]
 pub(crate) struct Options {
     /// Do not fetch models
     #[arg(long)]
     pub(crate) no_models: bool,
-    /// Fetch these models instead of those the tests and the demonstration use
+    /// Fetch these models instead of those the demonstration uses
     #[arg(long = "model", value_name = "ALIAS")]
     pub(crate) models: Vec<String>,
 }
 
 /// Brings everything, and builds what it needs for that.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    python::prepare();
+    bring(options)
+}
+
+/// Brings what the program needs to run.
+pub(crate) fn bring(options: &Options) -> Result<(), Failure> {
     machine()?;
     if options.no_models {
         println!("setup: models left out");
@@ -33,7 +42,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
     println!("setup: building the program, which fetches models");
     build_programs()?;
-    models(options)
+    models(options)?;
+    println!("setup: done");
+    Ok(())
 }
 
 /// Brings what has to be on the machine, and the guests.
@@ -45,7 +56,7 @@ pub(crate) fn machine() -> Result<(), Failure> {
 
 /// Fetches models through the program itself, which has to be built; it checks what it gets and keeps what it has.
 pub(crate) fn models(options: &Options) -> Result<(), Failure> {
-    python();
+    packages();
     let models: Vec<&str> = match options.models.as_slice() {
         [] => MODELS.to_vec(),
         chosen => chosen.iter().map(String::as_str).collect(),
@@ -56,7 +67,6 @@ pub(crate) fn models(options: &Options) -> Result<(), Failure> {
         pull.args(["model", "pull", model]);
         run_process(&mut pull, &format!("fetching the model {model}"))?;
     }
-    println!("setup: done");
     Ok(())
 }
 
@@ -113,7 +123,7 @@ fn is_root() -> bool {
 }
 
 /// Python is used only when the public hub is out of reach and a model comes from a package; so a word is enough.
-fn python() {
+fn packages() {
     let limit = Duration::from_secs(30);
     if succeeds(Command::new("python3").args(["-m", "pip", "--version"]), limit) {
         println!("setup: python3 and pip are here, for models when the hub is out of reach");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use crate::process::{Failure, cargo, root, run as run_process, seconds, target_dir};
-use crate::{setup, tidy};
+use crate::{python, setup, tidy};
 
 #[derive(Args, Debug, Default)]
 pub(crate) struct Options {
@@ -55,15 +55,28 @@ fn all(options: &Options, steps: &mut Steps) {
     if !built {
         return;
     }
+    let mut client = None;
     let ready = steps.run("setup", || {
         setup::machine()?;
+        client = python::prepare();
         if options.no_models {
             return Ok(());
         }
-        setup::models(&setup::Options::default())
+        let models = setup::TEST_MODELS.map(str::to_owned).to_vec();
+        setup::models(&setup::Options { models, ..setup::Options::default() })
     });
     if ready {
-        steps.run("tests", || run_process(cargo().args(["test", "--quiet", "--workspace"]), "cargo test"));
+        steps.run("tests", || {
+            let mut tests = cargo();
+            tests.args(["test", "--quiet", "--workspace", "--no-fail-fast"]);
+            if let Some(python) = &client {
+                tests.env("SESSION_RUNTIME_TEST_PYTHON", python);
+            }
+            if !options.no_models {
+                tests.env("SESSION_RUNTIME_REQUIRE_MODELS", "1");
+            }
+            run_process(&mut tests, "cargo test")
+        });
         steps.run("tests of guests", || {
             run_process(guests().args(["test", "--quiet", "--workspace"]), "cargo test in guests")
         });

@@ -100,11 +100,12 @@ fn stop(error: Error) -> wasmtime::Error {
 /// Errors the guest can do something about go to the guest; the others end the turn as they are.
 fn give(error: Error, cancelled: bool) -> wasmtime::Result<types::Error> {
     use types::ErrorKind as K;
-    if matches!(error.code, "outcome_unknown" | "replay_divergence") {
+    if matches!(&*error.code, "outcome_unknown" | "replay_divergence") {
         return Err(stop(error));
     }
     let kind = match error.kind {
-        ErrorKind::Internal => return Err(stop(error)),
+        // Nothing more can be put on record, so the guest must not go on from it.
+        ErrorKind::Internal | ErrorKind::Unavailable => return Err(stop(error)),
         _ if error.code == "cancelled" => K::Cancelled,
         ErrorKind::Conflict if cancelled => K::Cancelled,
         ErrorKind::InvalidInput => K::InvalidInput,
@@ -112,9 +113,13 @@ fn give(error: Error, cancelled: bool) -> wasmtime::Result<types::Error> {
         ErrorKind::Conflict => K::Failed,
         ErrorKind::Denied => K::Denied,
         ErrorKind::Limit => K::Limit,
-        ErrorKind::Unavailable => K::Unavailable,
     };
-    Ok(types::Error { kind, code: error.code.to_owned(), message: error.message, retryable: error.retryable })
+    Ok(types::Error {
+        kind,
+        code: error.code.into_owned(),
+        message: error.message,
+        retryable: error.retryable,
+    })
 }
 
 fn refused(kind: types::ErrorKind, code: &str, message: String) -> types::Error {

@@ -186,5 +186,5 @@ impl TurnDriver for WasmDriver {
 // What a cancellation must not hide.
 fn ends_session_work(error: &Error) -> bool {
     error.kind == ErrorKind::Internal && !error.code.starts_with("agent_")
-        || matches!(error.code, "outcome_unknown" | "replay_divergence")
+        || matches!(&*error.code, "outcome_unknown" | "replay_divergence")
 }

@@ -23,7 +23,7 @@ pub(super) enum LoadError {
     Read { name: String, source: std::io::Error },
     #[error("component {name} has {bytes} bytes, more than the limit of {most} (limits.component_bytes)")]
     TooLarge { name: String, bytes: u64, most: u64 },
-    #[error("{name} is no WebAssembly binary")]
+    #[error("{name} is no WebAssembly binary: build it with `cargo xtask guests`, or remove it")]
     NotWasm { name: String },
     #[error(
         "{name} is a core module, not a component: wrap it with `cargo xtask guests` or `wasm-tools component new`"

@@ -51,7 +51,7 @@ pub struct GuestsConfig {
     pub components: Vec<PathBuf>,
     /// Limits of every guest.
     pub limits: GuestLimits,
-    /// Directories that a session's grants must lie in; empty: any.
+    /// Directories that a session's grants must lie in; without one nothing can be granted.
     pub grant_roots: Vec<PathBuf>,
 }
 

@@ -8,7 +8,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -47,8 +47,8 @@ pub struct DirectoryEntry {
     pub size: u64,
 }
 
-/// Checks the grants of a new session: names are words, directories exist and lie inside `roots`
-/// (any directory where `roots` is empty).
+/// Checks the grants of a new session: names are words, directories exist and lie inside one of `roots`.
+/// Without roots nothing may be granted.
 ///
 /// # Errors
 /// `grant_invalid`, `grant_duplicate`, `grant_not_found` or `grant_outside_roots`, naming the grant.
@@ -71,19 +71,22 @@ pub fn check_grants(grants: &[FileGrant], roots: &[PathBuf]) -> Result<(), Error
             let message = format!("grant '{name}': '{}' must be an absolute path", grant.path);
             return Err(Error::invalid("grant_invalid", message));
         }
-        let real = path.canonicalize().ok().filter(|real| real.is_dir());
-        let Some(real) = real else {
-            let message = format!("grant '{name}': there is no directory '{}'", grant.path);
-            return Err(Error::not_found("grant_not_found", message));
-        };
-        let inside = roots.is_empty()
-            || roots.iter().filter_map(|root| root.canonicalize().ok()).any(|root| real.starts_with(root));
-        if !inside {
+        // Where nothing may be granted, nothing is told of what exists.
+        let real = path.canonicalize();
+        let place = real.as_deref().unwrap_or(path);
+        let outside = path.components().any(|part| part == Component::ParentDir)
+            || !roots.iter().filter_map(|root| root.canonicalize().ok()).any(|root| place.starts_with(root));
+        if outside {
             let message = format!(
-                "grant '{name}': '{}' lies outside the directories the operator allows (grant_roots)",
+                "grant '{name}': '{0}' lies in no directory that the operator allows: start the server with \
+                 `serve --grant-root {0}`, or list it in the library's grant_roots",
                 grant.path
             );
             return Err(Error::new(ErrorKind::Denied, "grant_outside_roots", message));
+        }
+        if !place.is_dir() {
+            let message = format!("grant '{name}': there is no directory '{}'", grant.path);
+            return Err(Error::not_found("grant_not_found", message));
         }
     }
     Ok(())
@@ -440,8 +443,10 @@ mod tests {
         let grants = &place.policy.grants;
         let inside = [place.directory.path().to_owned()];
         let outside = [place.directory.path().join("granted/folder")];
-        assert!(check_grants(grants, &[]).is_ok());
         assert!(check_grants(grants, &inside).is_ok());
+        let refused = check_grants(grants, &[]).unwrap_err();
+        assert_eq!((refused.kind, &*refused.code), (ErrorKind::Denied, "grant_outside_roots"));
+        assert!(refused.message.contains(&format!("--grant-root {}", grants[0].path)), "{refused}");
         assert_eq!(check_grants(grants, &outside).unwrap_err().code, "grant_outside_roots");
         let escape = FileGrant {
             path: place.directory.path().join("granted/up").to_str().unwrap().into(),
@@ -452,6 +457,14 @@ mod tests {
             "grant_outside_roots"
         );
         let twice = [grants[0].clone(), grants[0].clone()];
-        assert_eq!(check_grants(&twice, &[]).unwrap_err().code, "grant_duplicate");
+        assert_eq!(check_grants(&twice, &inside).unwrap_err().code, "grant_duplicate");
+        let missing = |path: &str| {
+            let path = place.directory.path().join(path).to_str().unwrap().to_owned();
+            let grants = [FileGrant { path, ..grants[0].clone() }];
+            check_grants(&grants, &inside).unwrap_err().code
+        };
+        assert_eq!(missing("nowhere"), "grant_not_found");
+        assert_eq!(missing("secret.txt"), "grant_not_found");
+        assert_eq!(missing("granted/../../nowhere"), "grant_outside_roots");
     }
 }

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::context::App;
 use super::extract::PathOf;
 use super::page::Page;
-use super::problem::{Problem, ProblemBody};
+use super::problem::{Answer, Problem, ProblemBody};
 
 /// A model in OpenAI's shape, with what else there is to know.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
@@ -55,7 +55,7 @@ pub(super) fn check_model(app: &App, model: &str) -> Result<(), Problem> {
     get, path = "/v1/models", operation_id = "listModels", tag = "catalog",
     responses((status = 200, body = Page<ModelObject>))
 )]
-pub(super) async fn models(State(app): State<App>) -> Result<Json<Page<ModelObject>>, Problem> {
+pub(super) async fn models(State(app): State<App>) -> Answer<Page<ModelObject>> {
     Ok(Json(Page::whole(vec![loaded(&app).await?], |model: &ModelObject| model.id.clone())))
 }
 
@@ -65,10 +65,7 @@ pub(super) async fn models(State(app): State<App>) -> Result<Json<Page<ModelObje
     params(("id" = String, Path)),
     responses((status = 200, body = ModelObject), (status = 404, body = ProblemBody))
 )]
-pub(super) async fn model(
-    State(app): State<App>,
-    PathOf(id): PathOf<String>,
-) -> Result<Json<ModelObject>, Problem> {
+pub(super) async fn model(State(app): State<App>, PathOf(id): PathOf<String>) -> Answer<ModelObject> {
     check_model(&app, &id)?;
     Ok(Json(loaded(&app).await?))
 }
@@ -84,7 +81,7 @@ fn objects<T: Serialize>(items: Vec<T>) -> Result<Page<Value>, Problem> {
     get, path = "/v1/tools", operation_id = "listTools", tag = "catalog",
     responses((status = 200, body = Page<Object>))
 )]
-pub(super) async fn tools(State(app): State<App>) -> Result<Json<Page<Value>>, Problem> {
+pub(super) async fn tools(State(app): State<App>) -> Answer<Page<Value>> {
     Ok(Json(objects(app.runtime.tools())?))
 }
 
@@ -93,6 +90,6 @@ pub(super) async fn tools(State(app): State<App>) -> Result<Json<Page<Value>>, P
     get, path = "/v1/agents", operation_id = "listAgents", tag = "catalog",
     responses((status = 200, body = Page<Object>))
 )]
-pub(super) async fn agents(State(app): State<App>) -> Result<Json<Page<Value>>, Problem> {
+pub(super) async fn agents(State(app): State<App>) -> Answer<Page<Value>> {
     Ok(Json(objects(app.runtime.agents())?))
 }

@@ -10,7 +10,7 @@ use super::context::App;
 use super::extract::{Context, PathOf, QueryOf};
 use super::follow::follow;
 use super::page::{self, Page};
-use super::problem::{Problem, ProblemBody};
+use super::problem::{Answer, Problem};
 use super::sse;
 use crate::session::view::{Event, SegmentView};
 
@@ -28,10 +28,7 @@ pub(super) struct ListEvents {
 #[utoipa::path(
     get, path = "/v1/sessions/{id}/events", operation_id = "listEvents", tag = "events",
     params(("id" = String, Path), ListEvents),
-    responses(
-        (status = 200, body = Page<Event>),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
-    )
+    responses((status = 200, body = Page<Event>), Problem)
 )]
 pub(super) async fn list(
     State(app): State<App>,
@@ -61,15 +58,12 @@ pub(super) async fn list(
 #[utoipa::path(
     get, path = "/v1/sessions/{id}/segments", operation_id = "listSegments", tag = "events",
     params(("id" = String, Path)),
-    responses(
-        (status = 200, body = Page<SegmentView>),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
-    )
+    responses((status = 200, body = Page<SegmentView>), Problem)
 )]
 pub(super) async fn segments(
     State(app): State<App>,
     PathOf(id): PathOf<String>,
-) -> Result<Json<Page<SegmentView>>, Problem> {
+) -> Answer<Page<SegmentView>> {
     let segments = app.runtime.segments(&id).await?;
     Ok(Json(Page::whole(segments, |segment: &SegmentView| segment.id.clone())))
 }

@@ -9,7 +9,7 @@ use axum::response::IntoResponse;
 use serde_json::{Value, json};
 
 use super::context::App;
-use super::problem::{Problem, ProblemBody};
+use super::problem::{Answer, Problem, ProblemBody};
 use crate::kv::state::KvState;
 use crate::session::view::SessionStatus;
 
@@ -24,7 +24,7 @@ pub(super) async fn live() -> Json<Value> {
     get, path = "/readyz", operation_id = "readyz", tag = "health",
     responses((status = 200), (status = 503, body = ProblemBody))
 )]
-pub(super) async fn ready(State(app): State<App>) -> Result<Json<Value>, Problem> {
+pub(super) async fn ready(State(app): State<App>) -> Answer<Value> {
     app.check_open()?;
     if let Some(reason) = app.runtime.poisoned() {
         let detail = format!("the store stopped acknowledging: {reason}; restart the server");
@@ -38,7 +38,7 @@ pub(super) async fn ready(State(app): State<App>) -> Result<Json<Value>, Problem
     get, path = "/health", operation_id = "health", tag = "health",
     responses((status = 200), (status = 503, body = ProblemBody))
 )]
-pub(super) async fn health(State(app): State<App>) -> Result<Json<Value>, Problem> {
+pub(super) async fn health(State(app): State<App>) -> Answer<Value> {
     let _ = ready(State(app.clone())).await?;
     let info = serde_json::to_value(app.runtime.info().await?).map_err(crate::error::Error::from)?;
     Ok(Json(json!({"status": "ok", "uptime_seconds": app.started.elapsed().as_secs(), "runtime": info})))

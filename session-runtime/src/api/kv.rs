@@ -7,21 +7,15 @@ use super::context::App;
 use super::extract::{Body, PathOf};
 use super::native::{Evict, Evicted, Restore, Restored, TransitionObject};
 use super::page::Page;
-use super::problem::{Problem, ProblemBody};
+use super::problem::{Answer, Problem};
 use crate::session::view::KvView;
 
 /// Where the session's KV is.
 #[utoipa::path(
     get, path = "/v1/sessions/{id}/kv", operation_id = "readKv", tag = "kv", params(("id" = String, Path)),
-    responses(
-        (status = 200, body = KvView),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
-    )
+    responses((status = 200, body = KvView), Problem)
 )]
-pub(super) async fn read(
-    State(app): State<App>,
-    PathOf(id): PathOf<String>,
-) -> Result<Json<KvView>, Problem> {
+pub(super) async fn read(State(app): State<App>, PathOf(id): PathOf<String>) -> Answer<KvView> {
     Ok(Json(app.runtime.kv(&id).await?))
 }
 
@@ -29,15 +23,12 @@ pub(super) async fn read(
 #[utoipa::path(
     get, path = "/v1/sessions/{id}/kv/transitions", operation_id = "listKvTransitions", tag = "kv",
     params(("id" = String, Path)),
-    responses(
-        (status = 200, body = Page<TransitionObject>),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
-    )
+    responses((status = 200, body = Page<TransitionObject>), Problem)
 )]
 pub(super) async fn transitions(
     State(app): State<App>,
     PathOf(id): PathOf<String>,
-) -> Result<Json<Page<TransitionObject>>, Problem> {
+) -> Answer<Page<TransitionObject>> {
     let transitions = app.runtime.transitions(&id).await?;
     let objects = transitions
         .into_iter()
@@ -50,16 +41,13 @@ pub(super) async fn transitions(
 #[utoipa::path(
     post, path = "/v1/sessions/{id}/kv/evict", operation_id = "evictKv", tag = "kv",
     params(("id" = String, Path)), request_body = Evict,
-    responses(
-        (status = 200, body = Evicted),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
-    )
+    responses((status = 200, body = Evicted), Problem)
 )]
 pub(super) async fn evict(
     State(app): State<App>,
     PathOf(id): PathOf<String>,
     Body(Evict {}): Body<Evict>,
-) -> Result<Json<Evicted>, Problem> {
+) -> Answer<Evicted> {
     app.check_open()?;
     let transition = app.runtime.evict(&id).await?;
     let kv = app.runtime.kv(&id).await?;
@@ -70,16 +58,13 @@ pub(super) async fn evict(
 #[utoipa::path(
     post, path = "/v1/sessions/{id}/kv/restore", operation_id = "restoreKv", tag = "kv",
     params(("id" = String, Path)), request_body = Restore,
-    responses(
-        (status = 200, body = Restored),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
-    )
+    responses((status = 200, body = Restored), Problem)
 )]
 pub(super) async fn restore(
     State(app): State<App>,
     PathOf(id): PathOf<String>,
     Body(body): Body<Restore>,
-) -> Result<Json<Restored>, Problem> {
+) -> Answer<Restored> {
     app.check_open()?;
     let mode = body.mode()?;
     let report = app.runtime.restore(&id, mode).await?;

@@ -3,11 +3,15 @@
 //! headers; knows nothing of sessions.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use utoipa::openapi::response::Response as Described;
+use utoipa::openapi::{ContentBuilder, Ref, RefOr, ResponseBuilder};
+use utoipa::{IntoResponses, ToSchema};
 
 use crate::error::{Error, ErrorKind};
 
@@ -54,6 +58,20 @@ pub(super) struct OpenAiError {
     r#type: &'static str,
     param: Option<String>,
     code: String,
+}
+
+/// What a handler answers: a JSON document or a problem.
+pub(super) type Answer<T> = Result<Json<T>, Problem>;
+
+/// How the description of the API has the problems of a route.
+impl IntoResponses for Problem {
+    fn responses() -> BTreeMap<String, RefOr<Described>> {
+        let schema = Ref::from_schema_name(ProblemBody::name());
+        let content = ContentBuilder::new().schema(Some(schema)).build();
+        let response =
+            ResponseBuilder::new().description("a problem").content("application/problem+json", content);
+        BTreeMap::from([("4XX".to_owned(), response.build().into())])
+    }
 }
 
 impl Problem {
@@ -154,7 +172,7 @@ impl IntoResponse for Problem {
 
 impl From<Error> for Problem {
     fn from(error: Error) -> Self {
-        let status = status_of(error.code).unwrap_or(match error.kind {
+        let status = status_of(&error.code).unwrap_or(match error.kind {
             ErrorKind::InvalidInput => StatusCode::BAD_REQUEST,
             ErrorKind::NotFound => StatusCode::NOT_FOUND,
             ErrorKind::Conflict => StatusCode::CONFLICT,
@@ -163,8 +181,9 @@ impl From<Error> for Problem {
             ErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         });
+        let param = param_of(&error.code).map(str::to_owned);
         let mut problem = Self::new(status, error.code, error.message);
-        problem.param = param_of(error.code).map(str::to_owned);
+        problem.param = param;
         problem.retryable = error.retryable || status == StatusCode::TOO_MANY_REQUESTS;
         problem
     }

@@ -8,7 +8,7 @@ use super::context::App;
 use super::extract::{Body, PathOf, QueryOf};
 use super::native::{CreateSession, Deleted, ForkSession, IfExists, ListSessions, SessionObject};
 use super::page::{self, Page};
-use super::problem::{Problem, ProblemBody};
+use super::problem::{Answer, Problem};
 use crate::session::view::SessionView;
 
 type Created = (StatusCode, [(HeaderName, String); 1], Json<SessionObject>);
@@ -26,10 +26,7 @@ fn created(app: &App, view: SessionView) -> Created {
 #[utoipa::path(
     post, path = "/v1/sessions", operation_id = "createSession", tag = "sessions",
     request_body = CreateSession,
-    responses(
-        (status = 201, body = SessionObject), (status = 200, description = "existed", body = SessionObject),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
-    )
+    responses((status = 201, body = SessionObject), (status = 200, description = "existed", body = SessionObject), Problem)
 )]
 pub(super) async fn create(
     State(app): State<App>,
@@ -55,15 +52,12 @@ pub(super) async fn create(
 /// Lists sessions.
 #[utoipa::path(
     get, path = "/v1/sessions", operation_id = "listSessions", tag = "sessions", params(ListSessions),
-    responses(
-        (status = 200, body = Page<SessionObject>),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
-    )
+    responses((status = 200, body = Page<SessionObject>), Problem)
 )]
 pub(super) async fn list(
     State(app): State<App>,
     QueryOf(query): QueryOf<ListSessions>,
-) -> Result<Json<Page<SessionObject>>, Problem> {
+) -> Answer<Page<SessionObject>> {
     let limit = page::limit(query.limit, 100, 1000)?;
     let mut views = app.runtime.sessions().await;
     views.retain(|view| {
@@ -80,15 +74,9 @@ pub(super) async fn list(
 #[utoipa::path(
     get, path = "/v1/sessions/{id}", operation_id = "readSession", tag = "sessions",
     params(("id" = String, Path)),
-    responses(
-        (status = 200, body = SessionObject),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
-    )
+    responses((status = 200, body = SessionObject), Problem)
 )]
-pub(super) async fn read(
-    State(app): State<App>,
-    PathOf(id): PathOf<String>,
-) -> Result<Json<SessionObject>, Problem> {
+pub(super) async fn read(State(app): State<App>, PathOf(id): PathOf<String>) -> Answer<SessionObject> {
     let view = app.runtime.session(&id).await?;
     Ok(Json(object(&app, view)))
 }
@@ -97,15 +85,9 @@ pub(super) async fn read(
 #[utoipa::path(
     delete, path = "/v1/sessions/{id}", operation_id = "deleteSession", tag = "sessions",
     params(("id" = String, Path)),
-    responses(
-        (status = 200, body = Deleted),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
-    )
+    responses((status = 200, body = Deleted), Problem)
 )]
-pub(super) async fn delete(
-    State(app): State<App>,
-    PathOf(id): PathOf<String>,
-) -> Result<Json<Deleted>, Problem> {
+pub(super) async fn delete(State(app): State<App>, PathOf(id): PathOf<String>) -> Answer<Deleted> {
     app.runtime.delete_session(&id).await?;
     Ok(Json(Deleted { id, object: "session.deleted", deleted: true }))
 }
@@ -114,10 +96,7 @@ pub(super) async fn delete(
 #[utoipa::path(
     post, path = "/v1/sessions/{id}/fork", operation_id = "forkSession", tag = "sessions",
     params(("id" = String, Path)), request_body = ForkSession,
-    responses(
-        (status = 201, body = SessionObject),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
-    )
+    responses((status = 201, body = SessionObject), Problem)
 )]
 pub(super) async fn fork(
     State(app): State<App>,

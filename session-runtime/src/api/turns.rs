@@ -10,7 +10,7 @@ use super::extract::{Body, Context, PathOf};
 use super::follow::follow;
 use super::native::{CreateTurn, Empty, TurnObject};
 use super::page::Page;
-use super::problem::{Problem, ProblemBody};
+use super::problem::{Answer, Problem};
 use super::sse;
 use crate::session::view::TurnView;
 
@@ -23,10 +23,7 @@ fn location(view: &TurnView) -> [(HeaderName, String); 1] {
 #[utoipa::path(
     post, path = "/v1/sessions/{id}/turns", operation_id = "createTurn", tag = "turns",
     params(("id" = String, Path)), request_body = CreateTurn,
-    responses(
-        (status = 200, body = TurnObject), (status = 202, body = TurnObject),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
-    )
+    responses((status = 200, body = TurnObject), (status = 202, body = TurnObject), Problem)
 )]
 pub(super) async fn create(
     State(app): State<App>,
@@ -69,15 +66,9 @@ pub(super) async fn wait(app: &App, session: &str, turn: &str) -> Result<TurnVie
 #[utoipa::path(
     get, path = "/v1/sessions/{id}/turns", operation_id = "listTurns", tag = "turns",
     params(("id" = String, Path)),
-    responses(
-        (status = 200, body = Page<TurnObject>),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
-    )
+    responses((status = 200, body = Page<TurnObject>), Problem)
 )]
-pub(super) async fn list(
-    State(app): State<App>,
-    PathOf(id): PathOf<String>,
-) -> Result<Json<Page<TurnObject>>, Problem> {
+pub(super) async fn list(State(app): State<App>, PathOf(id): PathOf<String>) -> Answer<Page<TurnObject>> {
     let turns = app.runtime.turns(&id).await?.into_iter().map(TurnObject::from).collect();
     Ok(Json(Page::whole(turns, |turn: &TurnObject| turn.view.id.clone())))
 }
@@ -86,15 +77,12 @@ pub(super) async fn list(
 #[utoipa::path(
     get, path = "/v1/sessions/{id}/turns/{turn}", operation_id = "readTurn", tag = "turns",
     params(("id" = String, Path), ("turn" = String, Path)),
-    responses(
-        (status = 200, body = TurnObject),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
-    )
+    responses((status = 200, body = TurnObject), Problem)
 )]
 pub(super) async fn read(
     State(app): State<App>,
     PathOf((id, turn)): PathOf<(String, String)>,
-) -> Result<Json<TurnObject>, Problem> {
+) -> Answer<TurnObject> {
     Ok(Json(app.runtime.turn(&id, &turn).await?.into()))
 }
 
@@ -102,15 +90,12 @@ pub(super) async fn read(
 #[utoipa::path(
     post, path = "/v1/sessions/{id}/turns/{turn}/cancel", operation_id = "cancelTurn", tag = "turns",
     params(("id" = String, Path), ("turn" = String, Path)),
-    responses(
-        (status = 200, body = TurnObject),
-        (status = "4XX", body = ProblemBody, content_type = "application/problem+json")
-    )
+    responses((status = 200, body = TurnObject), Problem)
 )]
 pub(super) async fn cancel(
     State(app): State<App>,
     PathOf((id, turn)): PathOf<(String, String)>,
     Body(Empty {}): Body<Empty>,
-) -> Result<Json<TurnObject>, Problem> {
+) -> Answer<TurnObject> {
     Ok(Json(app.runtime.cancel_turn(&id, &turn).await?.into()))
 }

@@ -2,6 +2,7 @@
 //! this process starts for the length of the command. Either way the command talks REST.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -11,6 +12,7 @@ use super::client::Client;
 use super::failure::{Failure, Outcome};
 use super::options::Options;
 use crate::api::Server;
+use crate::config::Config;
 use crate::error::Error;
 use crate::runtime::Runtime;
 
@@ -29,8 +31,9 @@ struct OwnServer {
 }
 
 impl Connection {
-    /// Finds the server that holds the data directory, or starts one on a free loopback port.
-    pub(super) fn open(options: &Options, handle: &Handle) -> Outcome<Self> {
+    /// Finds the server that holds the data directory, or starts one on a free loopback port, where the
+    /// directories `granted` and no others may be granted.
+    pub(super) fn open(options: &Options, handle: &Handle, granted: &[PathBuf]) -> Outcome<Self> {
         let dir = options.data_dir()?;
         match store::holder(&dir) {
             Some(store::Holder { address: Some(address), .. }) => {
@@ -43,12 +46,12 @@ impl Connection {
                  stop it, or choose another directory with --data-dir",
                 dir.display()
             ))),
-            None => Self::start(options, handle),
+            None => Self::start(options, handle, granted),
         }
     }
 
-    fn start(options: &Options, handle: &Handle) -> Outcome<Self> {
-        let config = options.config()?;
+    fn start(options: &Options, handle: &Handle, granted: &[PathBuf]) -> Outcome<Self> {
+        let config = Config { grant_roots: granted.to_vec(), ..options.config()? };
         let (runtime, server) = handle.block_on(async {
             let runtime = Runtime::open(config).await?;
             let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -91,13 +94,14 @@ fn check_model(client: &Client, options: &Options) -> Outcome {
     }
 }
 
-/// Runs `work` with a connection and closes it, whatever the outcome.
+/// Runs `work` with a connection and closes it, whatever the outcome. `granted` as for [`Connection::open`].
 pub(super) fn with_connection<T>(
     options: &Options,
     handle: &Handle,
+    granted: &[PathBuf],
     work: impl FnOnce(&Client) -> Outcome<T>,
 ) -> Outcome<T> {
-    let connection = Connection::open(options, handle)?;
+    let connection = Connection::open(options, handle, granted)?;
     let outcome = work(&connection.client);
     let closed = connection.close();
     let value = outcome?;

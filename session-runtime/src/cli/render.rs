@@ -66,6 +66,10 @@ impl Screen {
                 self.note(&format!("segment {} cut ({})", text("segment"), text("reason")));
             }
             "turn.queued" => self.note("queued behind the running turn"),
+            "call.refused" => {
+                let why = data["error"]["message"].as_str().unwrap_or_default();
+                self.note(&format!("refused to {}: {why}", text("name")));
+            }
             "agent.log" => self.note(&format!("{}: {}", text("level"), text("message"))),
             "turn.finished" => self.end_line(),
             _ => {}

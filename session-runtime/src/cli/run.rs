@@ -1,6 +1,7 @@
 //! `session-runtime run`: one turn of a session, shown as it happens.
 
 use std::io::{IsTerminal, Read};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use clap::Args;
@@ -12,6 +13,7 @@ use super::connect::with_connection;
 use super::failure::{Failure, Outcome};
 use super::options::Options;
 use super::render::Screen;
+use super::serve::directory;
 use super::terminal::print_line;
 
 /// Most bytes of a prompt read from standard input.
@@ -63,11 +65,8 @@ pub(super) struct Run {
 
 fn grant(text: &str) -> Result<(String, String), String> {
     let (name, dir) = text.split_once('=').ok_or("write NAME=DIR, such as notes=./notes")?;
-    let path = std::fs::canonicalize(dir).map_err(|error| format!("{dir}: {error}"))?;
-    if !path.is_dir() {
-        return Err(format!("{dir} is not a directory"));
-    }
-    let path = path.into_os_string().into_string().map_err(|_| format!("{dir} is not valid UTF-8"))?;
+    let path =
+        directory(dir)?.into_os_string().into_string().map_err(|_| format!("{dir} is not valid UTF-8"))?;
     Ok((name.to_owned(), path))
 }
 
@@ -80,11 +79,9 @@ fn param(text: &str) -> Result<(String, Value), String> {
 impl Run {
     pub(super) fn run(&self, options: &Options, handle: &Handle) -> Outcome {
         let prompt = self.prompt()?;
-        with_connection(options, handle, |client| {
+        let granted: Vec<PathBuf> = self.grants.iter().map(|(_, path)| path.into()).collect();
+        with_connection(options, handle, &granted, |client| {
             let session = self.session(client)?;
-            if !self.json {
-                eprintln!("session {session}");
-            }
             let turn = self.turn(client, handle, &session, prompt)?;
             let view = client.get(&format!("/v1/sessions/{session}/turns/{turn}"))?;
             if self.json {
@@ -95,8 +92,9 @@ impl Run {
     }
 
     fn prompt(&self) -> Outcome<String> {
+        let empty = || Failure::usage("the prompt is empty: say something, or pipe it in");
         if let Some(prompt) = self.prompt.as_ref().filter(|prompt| *prompt != "-") {
-            return Ok(prompt.clone());
+            return if prompt.trim().is_empty() { Err(empty()) } else { Ok(prompt.clone()) };
         }
         let stdin = std::io::stdin();
         if self.prompt.is_none() && stdin.is_terminal() {
@@ -106,7 +104,7 @@ impl Run {
         let read = stdin.lock().take(PROMPT_LIMIT).read_to_string(&mut text);
         read.map_err(|error| Failure::new(format!("the prompt could not be read: {error}")))?;
         if text.trim().is_empty() {
-            return Err(Failure::usage("the prompt is empty"));
+            return Err(empty());
         }
         Ok(text)
     }
@@ -148,8 +146,23 @@ impl Run {
         }
         let running = Arc::new(Mutex::new(None));
         let watcher = cancel_on_interrupt(client, handle, session, &running);
-        let events = client.post_events(&format!("/v1/sessions/{session}/turns"), &body);
-        let outcome = events.and_then(|events| self.follow(events, session, &running));
+        let outcome = match client.post_events(&format!("/v1/sessions/{session}/turns"), &body) {
+            Ok(events) => {
+                if !self.json {
+                    eprintln!("session {session}");
+                }
+                self.follow(events, session, &running)
+            }
+            Err(refused) => {
+                // A session made for a turn that was refused is of no use.
+                if self.session.is_none()
+                    && let Err(failure) = client.delete(&format!("/v1/sessions/{session}"))
+                {
+                    eprintln!("session {session} is left behind: {failure}");
+                }
+                Err(refused)
+            }
+        };
         watcher.abort();
         outcome
     }

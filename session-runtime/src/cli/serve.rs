@@ -1,6 +1,7 @@
 //! `session-runtime serve`: the REST server until a signal stops it.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use clap::Args;
 use tokio::runtime::Handle;
@@ -9,6 +10,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use super::failure::{Failure, Outcome};
 use super::options::Options;
 use crate::api::Server;
+use crate::config::Config;
 use crate::error::Error;
 use crate::runtime::Runtime;
 
@@ -24,11 +26,20 @@ pub(super) struct Serve {
     /// Allows an address that other machines can reach, although there is no authentication
     #[arg(long)]
     allow_remote: bool,
+    /// Directory that clients may grant to their sessions, with everything in it; may be repeated
+    #[arg(long = "grant-root", value_name = "DIR", value_parser = directory)]
+    grant_roots: Vec<PathBuf>,
+}
+
+/// A directory that exists, by its real path.
+pub(super) fn directory(text: &str) -> Result<PathBuf, String> {
+    let path = std::fs::canonicalize(text).map_err(|error| format!("{text}: {error}"))?;
+    if path.is_dir() { Ok(path) } else { Err(format!("{text} is not a directory")) }
 }
 
 impl Serve {
     pub(super) fn run(&self, options: &Options, handle: &Handle) -> Outcome {
-        let config = options.config()?;
+        let config = Config { grant_roots: self.grant_roots.clone(), ..options.config()? };
         handle.block_on(async {
             let (interrupt, terminate) =
                 (listen_for(SignalKind::interrupt())?, listen_for(SignalKind::terminate())?);

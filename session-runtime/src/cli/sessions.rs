@@ -80,7 +80,7 @@ pub(super) enum Sessions {
 
 impl Sessions {
     pub(super) fn run(&self, options: &Options, handle: &Handle) -> Outcome {
-        with_connection(options, handle, |client| match self {
+        with_connection(options, handle, &[], |client| match self {
             Self::Ls { json } => list(client, *json),
             Self::Show { id, json } => show(client, member(id)?, *json),
             Self::Evict { id } => evict(client, member(id)?),

@@ -44,7 +44,7 @@ pub enum GgufError {
         found: u32,
     },
     /// The file contradicts itself or ends early.
-    #[error("malformed GGUF file: {place}: {problem}")]
+    #[error("malformed GGUF file: {place}: {problem}; download or convert it again")]
     Malformed {
         /// The key, tensor or header field.
         place: String,

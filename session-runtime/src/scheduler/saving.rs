@@ -71,6 +71,19 @@ impl<B: Backend> Worker<B> {
         list.into_iter().nth(sequence.save_asked)
     }
 
+    /// How many sealed chunks of a history, from the first, the tier holds whole: in all layers that read everything.
+    pub(super) fn chunks_on_disk(&self, tokens: &[u32]) -> usize {
+        let kinds = &self.engine.config().layer_kinds;
+        let full = |layer: &u32| kinds.get(*layer as usize).is_some_and(|kind| kind.window().is_none());
+        let layers: Vec<u32> = (0..kinds.len() as u32).filter(full).collect();
+        chunks(&self.contract_digest, tokens)
+            .iter()
+            .take_while(|chunk| {
+                chunk.is_sealed() && layers.iter().all(|layer| self.tier.contains(&chunk.id, *layer))
+            })
+            .count()
+    }
+
     /// Copies a chunk's cells off the device and asks the tier to save them; their bytes. Layers with a window that
     /// dropped the chunk have nothing to save: no restore asks for it.
     pub(super) fn save_chunk(&mut self, session: &Arc<str>, chunk: Chunk) -> Result<u64, Error> {
@@ -96,11 +109,13 @@ impl<B: Backend> Worker<B> {
         match outcome {
             Ok(()) => {
                 if let Some(sequence) = self.sequences.get_mut(session)
-                    && chunk.is_sealed()
                     && sequence.saved_chunks == chunk.start / CHUNK_TOKENS
-                    && sequence.save_asked > sequence.saved_chunks
                 {
-                    sequence.saved_chunks += 1;
+                    if !chunk.is_sealed() {
+                        sequence.saved_end = chunk.start + chunk.tokens;
+                    } else if sequence.save_asked > sequence.saved_chunks {
+                        sequence.saved_chunks += 1;
+                    }
                 }
             }
             Err(reason) => tracing::warn!(session, reason, "chunk not saved: it will be recomputed"),

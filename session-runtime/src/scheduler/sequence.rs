@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::engine::Tables;
-use crate::kv::chunk::{Chunk, chunks};
+use crate::kv::chunk::{CHUNK_TOKENS, Chunk, chunks};
 use crate::kv::contract::Digest;
 use crate::kv::state::{KvEvent, KvState, transition};
 use crate::kv::table::BlockTable;
@@ -36,6 +36,8 @@ pub(super) struct Sequence {
     pub save_asked: usize,
     /// Sealed chunks, from the first, known to be saved whole.
     pub saved_chunks: usize,
+    /// End of the unsealed chunk that an eviction saved; of use while `known` is that end.
+    pub saved_end: usize,
     /// Last use, milliseconds of the monotonic clock.
     pub last_used_ms: u64,
     /// Idle time after which the KV leaves the device unasked, milliseconds.
@@ -61,6 +63,14 @@ impl Sequence {
             .into_iter()
             .filter(|chunk| chunk.start + chunk.tokens > self.computed)
             .collect()
+    }
+
+    /// Tokens, from the first, whose cells are saved in every layer.
+    pub(super) fn saved_tokens(&self) -> usize {
+        if self.saved_end == self.known && self.saved_chunks == self.known / CHUNK_TOKENS {
+            return self.known;
+        }
+        (self.saved_chunks * CHUNK_TOKENS).min(self.known)
     }
 
     /// When the soft TTL ends.

@@ -30,7 +30,8 @@ pub struct KvView {
     pub tokens: u64,
     /// Tokens whose KV is on the device.
     pub resident_tokens: u64,
-    /// Tokens whose cells are on disk.
+    /// Tokens, from the first, whose cells are on disk: sealed chunks, and what was unsealed when an eviction
+    /// saved it.
     pub saved_tokens: u64,
     /// Bytes of the device pages the session's tables name (shared pages counted in each).
     pub device_bytes: u64,

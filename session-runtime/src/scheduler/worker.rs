@@ -261,6 +261,7 @@ impl<B: Backend> Worker<B> {
             (_, _, true) => KvState::Evicted,
             (_, _, false) => KvState::Stale,
         };
+        let saved_chunks = if state == KvState::Evicted { self.chunks_on_disk(&tokens) } else { 0 };
         let sequence = Sequence {
             id: Arc::clone(&session),
             known: tokens.len(),
@@ -269,8 +270,9 @@ impl<B: Backend> Worker<B> {
             computed: 0,
             state,
             foreign,
-            save_asked: 0,
-            saved_chunks: 0,
+            save_asked: saved_chunks,
+            saved_chunks,
+            saved_end: 0,
             last_used_ms: self.clock.monotonic_ms(),
             idle_ttl_ms: idle_ttl_ms.unwrap_or(self.options.idle_ttl_ms),
             last_restore: None,
@@ -450,6 +452,7 @@ impl<B: Backend> Worker<B> {
             foreign: source.foreign.clone(),
             save_asked: source.saved_chunks,
             saved_chunks: source.saved_chunks,
+            saved_end: source.saved_end,
             last_used_ms: now,
             idle_ttl_ms: source.idle_ttl_ms,
             last_restore: None,
@@ -487,7 +490,6 @@ impl<B: Backend> Worker<B> {
 
     fn view(&self, session: &str) -> Result<KvView, Error> {
         let sequence = self.sequences.get(session).ok_or_else(|| Error::no_session(session))?;
-        let saved = sequence.saved_chunks * crate::kv::chunk::CHUNK_TOKENS;
         let deadline = sequence.deadline_ms().map(|deadline| {
             // The scheduler keeps monotonic time; clients read wall time.
             self.clock.now_ms() + deadline.saturating_sub(self.clock.monotonic_ms())
@@ -496,7 +498,7 @@ impl<B: Backend> Worker<B> {
             state: sequence.state,
             tokens: sequence.tokens.len() as u64,
             resident_tokens: sequence.computed as u64,
-            saved_tokens: saved.min(sequence.tokens.len()) as u64,
+            saved_tokens: sequence.saved_tokens() as u64,
             device_bytes: (sequence.table.all().count() * self.engine.pool_spec().page_bytes()) as u64,
             shared_pages: sequence.table.shared_pages(&self.pool) as u64,
             idle_deadline_ms: deadline,

@@ -45,7 +45,15 @@ pub enum SessionEvent {
     TurnStarted { turn: String, number: u32, input: String, request: Box<TurnRequest> },
     /// A turn ended.
     #[serde(rename = "turn.finished")]
-    TurnFinished { turn: String, status: TurnStatus, error: Option<TurnError>, usage: Usage },
+    TurnFinished {
+        turn: String,
+        status: TurnStatus,
+        /// Why the last message of the model ended, if there was one.
+        #[serde(default)]
+        finish: Option<Finish>,
+        error: Option<TurnError>,
+        usage: Usage,
+    },
     /// A whole message was appended.
     #[serde(rename = "segment.appended")]
     SegmentAppended {
@@ -84,6 +92,9 @@ pub enum SessionEvent {
         finish: Finish,
         ids: Vec<u32>,
         usage: Usage,
+        /// What ended it, when it could not go on.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        error: Option<Box<Error>>,
     },
     /// A tool is about to be called: its intent, before any effect.
     #[serde(rename = "tool.started")]
@@ -105,6 +116,9 @@ pub enum SessionEvent {
     /// A host call whose result must be the same on replay.
     #[serde(rename = "host.call")]
     HostCall { call: u64, turn: String, name: String, args_digest: String, result: Value },
+    /// A call was refused: on record because what refused it may not hold any more on replay.
+    #[serde(rename = "call.refused")]
+    CallRefused { call: u64, turn: String, name: String, error: Box<Error> },
     /// The agent's state changed.
     #[serde(rename = "state.set")]
     StateSet { call: u64, turn: String, key: String, value: Option<String> },
@@ -158,6 +172,7 @@ impl SessionEvent {
             | Self::ToolStarted { call, .. }
             | Self::ToolFinished { call, .. }
             | Self::HostCall { call, .. }
+            | Self::CallRefused { call, .. }
             | Self::StateSet { call, .. }
             | Self::SegmentRetention { call, .. } => Some(*call),
             _ => None,

@@ -181,6 +181,14 @@ impl Session {
         self.durable.send_modify(|_| {});
     }
 
+    /// Puts every segment that expires into the store's index.
+    pub(super) fn index_deadlines(&self) {
+        let segments = self.record().segments.clone();
+        for segment in segments.iter().filter(|segment| expires_ms(segment).is_some()) {
+            self.index_segment(segment, None);
+        }
+    }
+
     /// Keeps the store's index of segments with their deadlines in step with a segment.
     pub(super) fn index_segment(&self, segment: &SegmentRecord, pinned_by: Option<&str>) {
         let retention = match segment.retention {
@@ -192,7 +200,8 @@ impl Session {
         };
         let deadline_ms = expires_ms(segment);
         let entry = store::Segment {
-            id: segment.id.clone(),
+            // Forks have the segments of their parents, by the same ids.
+            id: format!("{}/{}", self.id, segment.id),
             session: self.id.to_string(),
             kind: segment.kind.as_str().to_owned(),
             start: segment.start,

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::driver::Drivers;
 use super::event::SessionEvent;
 use super::host::SessionHost;
-use super::live::{Session, SessionMap, store_failed};
+use super::live::{Session, SessionMap, expires_ms, store_failed};
 use super::record::SessionRecord;
 use super::scope::{Placed, append_message, segment_view};
 use super::spec::{Retention, Role, SegmentKind, SessionSpec};
@@ -93,15 +93,8 @@ impl SessionManager {
         let saved_under = (!record.tokens.is_empty()).then(|| record.contract.clone());
         self.host.scheduler.open(&id, record.tokens.clone(), saved_under, idle)?;
         let session = Session::new(id, Arc::clone(&self.host), record);
-        let deadlines: Vec<_> = session
-            .record()
-            .segments
-            .iter()
-            .filter(|segment| matches!(segment.retention, Retention::Expire { .. }))
-            .cloned()
-            .collect();
         // The index of deadlines may have been rebuilt; the journal has the segments.
-        deadlines.iter().for_each(|segment| session.index_segment(segment, None));
+        session.index_deadlines();
         self.sessions.insert(session);
         Ok(())
     }
@@ -220,6 +213,7 @@ impl SessionManager {
             }
         };
         let session = self.begin(id, event).await?;
+        session.index_deadlines();
         self.host.scheduler.fork(&source.id, &session.id).await?;
         Ok(session)
     }
@@ -371,16 +365,19 @@ impl SessionManager {
         };
         for expired in report.expired {
             let Some(session) = self.sessions.get(&expired.session) else { continue };
-            let Ok(_permit) = session.gate.try_acquire() else {
-                // Back into the index: it is due again at the next tick.
-                let segment = session.record().segment(&expired.id).cloned();
-                if let Some(segment) = segment {
-                    session.index_segment(&segment, None);
-                }
+            let id = expired.id.rsplit('/').next().unwrap_or_default();
+            let permit = session.gate.try_acquire();
+            let segment = session.record().segment(id).cloned();
+            let Some(segment) = segment else { continue };
+            if permit.is_err() || expires_ms(&segment).is_some_and(|deadline| deadline > now) {
+                // Back into the index: it is due again at the next tick, or later.
+                session.index_segment(&segment, None);
                 continue;
-            };
-            if let Err(error) = session.cut_segment(&expired.id, "expired").await {
-                tracing::warn!(session = %session.id, segment = expired.id, %error, "segment not cut");
+            }
+            if expires_ms(&segment).is_some()
+                && let Err(error) = session.cut_segment(id, "expired").await
+            {
+                tracing::warn!(session = %session.id, segment = id, %error, "segment not cut");
             }
         }
     }

@@ -9,6 +9,7 @@ pub mod host;
 pub mod live;
 pub mod manager;
 pub mod record;
+mod replay;
 pub mod scope;
 pub mod spec;
 pub mod tool;

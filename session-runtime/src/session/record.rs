@@ -189,6 +189,18 @@ impl SessionRecord {
         self.segments.iter().find(|segment| segment.id == id)
     }
 
+    /// The segments that a running turn made, and those it has decided to keep differently.
+    pub fn segments_of(&self, turn: &str) -> Vec<SegmentRecord> {
+        let calls = self.turn(turn).map_or(&[][..], |turn| &turn.calls);
+        let changed = |id: &str| {
+            calls
+                .iter()
+                .any(|call| matches!(call, SessionEvent::SegmentRetention { segment, .. } if segment == id))
+        };
+        let of = |segment: &&SegmentRecord| segment.turn.as_deref() == Some(turn) || changed(&segment.id);
+        self.segments.iter().filter(of).cloned().collect()
+    }
+
     /// Takes in one event.
     pub fn apply(&mut self, seq: u64, time_ms: u64, event: SessionEvent) {
         self.last_event = seq;
@@ -218,7 +230,7 @@ impl SessionRecord {
                     begun.agent_started_before = started;
                 }
             }
-            SessionEvent::TurnFinished { turn, status, error, usage } => {
+            SessionEvent::TurnFinished { turn, status, error, usage, .. } => {
                 self.finish_turn(&turn, status, error, usage);
             }
             SessionEvent::KvTransition(change) => {

@@ -1,7 +1,7 @@
 //! What a running turn may do. Everything it does is in the journal before it returns; after a crash
 //! the turn runs again and is told what it was told before, then goes on live.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use super::event::SessionEvent;
 use super::live::{Session, expires_ms};
 use super::record::SegmentRecord;
+use super::replay::Replay;
 use super::spec::{Retention, Role, SegmentKind, SessionSpec, TurnRequest};
 use super::tool::{Effect, ToolOutcome, ToolStart};
 use super::view::{KvView, SegmentView};
@@ -39,12 +40,11 @@ pub struct TurnScope {
     number: u32,
     spec: SessionSpec,
     request: TurnRequest,
-    calls: u64,
-    pub(super) replay: VecDeque<SessionEvent>,
+    pub(super) replay: Replay,
     state: BTreeMap<String, String>,
     agent_started: bool,
     pub(super) writing: Option<Writing>,
-    pub(super) last_written: Option<String>,
+    pub(super) written: Option<SegmentRange>,
     pub(super) cancel: watch::Receiver<bool>,
     /// The tool that runs.
     tool: String,
@@ -61,12 +61,11 @@ impl TurnScope {
             number: found.number,
             spec: record.spec.clone(),
             request: found.request.clone(),
-            calls: 0,
-            replay: found.calls.iter().cloned().collect(),
+            replay: Replay::new(&found.id, found.calls.iter().cloned().collect()),
             state: found.state_before.clone(),
             agent_started: found.agent_started_before,
             writing: None,
-            last_written: None,
+            written: None,
             cancel,
             tool: String::new(),
             log_lines: 0,
@@ -108,11 +107,7 @@ impl TurnScope {
 
     /// Whether the history is empty and nothing is left to replay into it.
     pub fn is_new(&self) -> bool {
-        match self.replay.front() {
-            Some(SessionEvent::SegmentAppended { start, .. }) => *start == 0,
-            Some(_) => false,
-            None => self.session.record().tokens.is_empty(),
-        }
+        self.replay.next_start().map_or_else(|| self.session.record().tokens.is_empty(), |start| start == 0)
     }
 
     /// Whether someone asked the turn to stop.
@@ -147,22 +142,26 @@ impl TurnScope {
         Ok(())
     }
 
-    pub(super) fn next_call(&mut self) -> u64 {
-        self.calls += 1;
-        self.calls
-    }
-
-    /// The error of a turn that does other things on replay than it did.
-    pub(super) fn diverged(&self, doing: &str) -> Error {
-        Error::new(
-            ErrorKind::Conflict,
-            "replay_divergence",
-            format!(
-                "turn {} did something else before the interruption than {doing} (call {}): the agent is not \
-                 deterministic or was changed; start a new turn",
-                self.turn, self.calls
-            ),
-        )
+    /// Puts a refusal on record, so that a replay of the turn is refused alike. What ends the turn is not
+    /// put there.
+    pub(super) async fn keep_refusal<T>(
+        &mut self,
+        call: u64,
+        name: &str,
+        outcome: Result<T, Error>,
+    ) -> Result<T, Error> {
+        if let Err(error) = &outcome
+            && !matches!(error.kind, ErrorKind::Internal | ErrorKind::Unavailable)
+        {
+            let event = SessionEvent::CallRefused {
+                call,
+                turn: self.turn.clone(),
+                name: name.to_owned(),
+                error: Box::new(error.clone()),
+            };
+            self.session.write(event).await?;
+        }
+        outcome
     }
 
     /// Appends a whole message.
@@ -177,19 +176,20 @@ impl TurnScope {
         text: &str,
     ) -> Result<SegmentRange, Error> {
         self.refuse_while_writing()?;
-        let call = self.next_call();
-        if let Some(recorded) = self.replay.pop_front() {
+        let call = self.replay.begin_call();
+        if let Some(recorded) = self.replay.take(call, "append")? {
             return match recorded {
                 SessionEvent::SegmentAppended { segment, role: r, text: t, start, ids, .. }
                     if r == role && t == text =>
                 {
                     Ok(SegmentRange { id: segment, start, end: start + ids.len() as u64 })
                 }
-                _ => Err(self.diverged("append")),
+                _ => Err(self.replay.diverged("append")),
             };
         }
         let placed = Placed { call: Some(call), turn: Some(self.turn.clone()), role, kind, retention };
-        append_message(&self.session, placed, text).await
+        let appended = append_message(&self.session, placed, text).await;
+        self.keep_refusal(call, "append", appended).await
     }
 
     pub(super) fn refuse_while_writing(&self) -> Result<(), Error> {
@@ -206,24 +206,25 @@ impl TurnScope {
     /// Runs `live` and records its result, or gives the recorded one.
     ///
     /// # Errors
-    /// What `live` fails with (not recorded), `replay_divergence`, or the store.
+    /// What `live` fails with, `replay_divergence`, or the store.
     pub async fn record<F>(&mut self, name: &str, args: &Value, live: F) -> Result<Value, Error>
     where
         F: AsyncFnOnce() -> Result<Value, Error>,
     {
-        let call = self.next_call();
+        let call = self.replay.begin_call();
         let args_digest = blake3::hash(args.to_string().as_bytes()).to_hex()[..16].to_owned();
-        if let Some(recorded) = self.replay.pop_front() {
+        if let Some(recorded) = self.replay.take(call, name)? {
             return match recorded {
                 SessionEvent::HostCall { name: n, args_digest: digest, result, .. }
                     if n == name && digest == args_digest =>
                 {
                     Ok(result)
                 }
-                _ => Err(self.diverged(name)),
+                _ => Err(self.replay.diverged(name)),
             };
         }
-        let result = live().await?;
+        let outcome = live().await;
+        let result = self.keep_refusal(call, name, outcome).await?;
         let event = SessionEvent::HostCall {
             call,
             turn: self.turn.clone(),
@@ -241,17 +242,18 @@ impl TurnScope {
     /// `outcome_unknown` when a tool with effects was interrupted, or the store.
     pub async fn begin_tool(&mut self, tool: &str, input: &str, effect: Effect) -> Result<ToolStart, Error> {
         self.refuse_while_writing()?;
-        let call = self.next_call();
+        let call = self.replay.begin_call();
         tool.clone_into(&mut self.tool);
         self.session.host.scheduler.rest(&self.session.id, "tool_call")?;
-        if let Some(recorded) = self.replay.pop_front() {
-            let SessionEvent::ToolStarted { call_id, tool: t, input: i, effect, .. } = recorded else {
-                return Err(self.diverged("call a tool"));
+        if let Some(recorded) = self.replay.take(call, "call a tool")? {
+            return match recorded {
+                SessionEvent::ToolStarted { call_id, tool: t, input: i, effect, .. }
+                    if t == tool && i == input =>
+                {
+                    self.resume_tool(call_id, tool, effect)
+                }
+                _ => Err(self.replay.diverged("call this tool")),
             };
-            if t != tool || i != input {
-                return Err(self.diverged("call this tool"));
-            }
-            return self.resume_tool(call_id, tool, effect);
         }
         let call_id = ids::fresh("call");
         let event = SessionEvent::ToolStarted {
@@ -267,16 +269,18 @@ impl TurnScope {
     }
 
     fn resume_tool(&mut self, call_id: String, tool: &str, effect: Effect) -> Result<ToolStart, Error> {
-        match self.replay.pop_front() {
+        if self.replay.is_over() && effect.may_run_again() {
+            return Ok(ToolStart::Run { call_id, again: true });
+        }
+        let call = self.replay.begin_call();
+        match self.replay.take(call, "wait for a tool")? {
             Some(SessionEvent::ToolFinished { ok, text, error, .. }) => {
-                self.calls += 1;
                 Ok(ToolStart::Recorded(match (ok, error) {
                     (false, Some(failure)) => Err(failure),
                     _ => Ok(text.unwrap_or_default()),
                 }))
             }
-            Some(_) => Err(self.diverged("wait for a tool")),
-            None if effect.may_run_again() => Ok(ToolStart::Run { call_id, again: true }),
+            Some(_) => Err(self.replay.diverged("wait for a tool")),
             None => Err(Error::new(
                 ErrorKind::Conflict,
                 "outcome_unknown",
@@ -307,7 +311,7 @@ impl TurnScope {
     /// # Errors
     /// The store.
     pub async fn finish_tool(&mut self, call_id: &str, outcome: ToolOutcome) -> Result<(), Error> {
-        let call = self.next_call();
+        let call = self.replay.begin_call();
         let (ok, text, error) = match outcome {
             Ok(text) => (true, Some(text), None),
             Err(failure) => (false, None, Some(failure)),
@@ -364,12 +368,12 @@ impl TurnScope {
     }
 
     async fn write_state(&mut self, key: &str, value: Option<&str>) -> Result<(), Error> {
-        let call = self.next_call();
+        let call = self.replay.begin_call();
         let value = value.map(str::to_owned);
-        if let Some(recorded) = self.replay.pop_front() {
+        if let Some(recorded) = self.replay.take(call, "change the state")? {
             return match recorded {
                 SessionEvent::StateSet { key: k, value: v, .. } if k == key && v == value => Ok(()),
-                _ => Err(self.diverged("change the state")),
+                _ => Err(self.replay.diverged("change the state")),
             };
         }
         let event = SessionEvent::StateSet { call, turn: self.turn.clone(), key: key.to_owned(), value };
@@ -400,19 +404,21 @@ impl TurnScope {
     /// # Errors
     /// `segment_not_found`, or the store.
     pub async fn set_retention(&mut self, segment: &str, retention: Retention) -> Result<(), Error> {
-        let call = self.next_call();
-        if let Some(recorded) = self.replay.pop_front() {
+        let call = self.replay.begin_call();
+        let doing = "change a segment's retention";
+        if let Some(recorded) = self.replay.take(call, doing)? {
             return match recorded {
                 SessionEvent::SegmentRetention { segment: s, retention: r, .. }
                     if s == segment && r == retention =>
                 {
                     Ok(())
                 }
-                _ => Err(self.diverged("change a segment's retention")),
+                _ => Err(self.replay.diverged(doing)),
             };
         }
         if self.session.record().segment(segment).is_none() {
-            return Err(Error::not_found("segment_not_found", format!("there is no segment '{segment}'")));
+            let missing = Error::not_found("segment_not_found", format!("there is no segment '{segment}'"));
+            return self.keep_refusal(call, doing, Err(missing)).await;
         }
         let event = SessionEvent::SegmentRetention {
             call,
@@ -427,7 +433,7 @@ impl TurnScope {
     /// Writes a line to the operator's log and the journal; lines over the limit are dropped.
     pub async fn log(&mut self, level: &str, message: &str) {
         self.log_lines += 1;
-        if self.log_lines > LOG_LINES || !self.replay.is_empty() {
+        if self.log_lines > LOG_LINES || !self.replay.is_over() {
             return;
         }
         let message = capped(message, LOG_BYTES);

@@ -192,30 +192,26 @@ impl Session {
             _ if cancelled => (TurnStatus::Cancelled, None),
             Ok(()) => (TurnStatus::Completed, None),
             Err(error) => {
-                let status = match error.code {
+                let status = match &*error.code {
                     "outcome_unknown" => TurnStatus::RequiresAction,
                     _ => TurnStatus::Failed,
                 };
-                tracing::warn!(session = %self.id, turn, code = error.code, %error, "turn ended with an error");
-                (status, Some(TurnError { code: error.code.to_owned(), message: error.message }))
+                tracing::warn!(session = %self.id, turn, code = %error.code, %error, "turn ended with an error");
+                (status, Some(TurnError { code: error.code.into_owned(), message: error.message }))
             }
         };
         self.host.scheduler.rest(&self.id, "end_of_turn")?;
-        let usage = self.record().turn(turn).map_or(Usage::default(), |turn| turn.usage);
+        let (finish, usage) =
+            self.record().turn(turn).map_or((None, Usage::default()), |turn| (turn.finish, turn.usage));
         let turn = turn.to_owned();
-        self.write(SessionEvent::TurnFinished { turn, status, error, usage }).await?;
+        self.write(SessionEvent::TurnFinished { turn, status, finish, error, usage }).await?;
         Ok(())
     }
 
-    /// Cuts the turn's segments that were to live no longer, and gives the others their deadlines.
+    /// Cuts the segments that were to live no longer than this turn, and gives the others their deadlines:
+    /// those the turn made, and those it changed its mind about.
     async fn drop_after_turn(self: &Arc<Self>, turn: &str) -> Result<(), Error> {
-        let segments: Vec<_> = self
-            .record()
-            .segments
-            .iter()
-            .filter(|segment| segment.turn.as_deref() == Some(turn))
-            .cloned()
-            .collect();
+        let segments = self.record().segments_of(turn);
         for segment in segments {
             match segment.retention {
                 Retention::DropAfterTurn => self.cut_segment(&segment.id, "drop_after_turn").await?,
@@ -241,6 +237,11 @@ impl Session {
 
     /// Goes on with the turns that a crash interrupted, and with those that waited.
     pub(super) fn resume_turns(self: &Arc<Self>, drivers: &dyn Drivers) {
+        let waits = |turn: &TurnRecord| matches!(turn.status, TurnStatus::Running | TurnStatus::Queued);
+        let turns: Vec<TurnRecord> = self.record().turns.iter().filter(|turn| waits(turn)).cloned().collect();
+        if turns.is_empty() {
+            return;
+        }
         let driver = match drivers.driver(&self.record().spec) {
             Ok(driver) => driver,
             Err(error) => {
@@ -248,20 +249,13 @@ impl Session {
                 return;
             }
         };
-        let turns: Vec<TurnRecord> = self.record().turns.clone();
         for turn in turns {
-            match turn.status {
-                TurnStatus::Running => {
-                    if let Ok(permit) = Arc::clone(&self.gate).try_acquire_owned() {
-                        tracing::info!(session = %self.id, turn = turn.id, "resuming an interrupted turn");
-                        self.spawn_turn(turn.id, Arc::clone(&driver), permit);
-                    }
-                }
-                TurnStatus::Queued => {
-                    self.queued.fetch_add(1, Ordering::Relaxed);
-                    self.spawn_queued(turn.id, turn.request, Arc::clone(&driver));
-                }
-                _ => {}
+            if turn.status == TurnStatus::Queued {
+                self.queued.fetch_add(1, Ordering::Relaxed);
+                self.spawn_queued(turn.id, turn.request, Arc::clone(&driver));
+            } else if let Ok(permit) = Arc::clone(&self.gate).try_acquire_owned() {
+                tracing::info!(session = %self.id, turn = turn.id, "resuming an interrupted turn");
+                self.spawn_turn(turn.id, Arc::clone(&driver), permit);
             }
         }
     }
@@ -284,6 +278,7 @@ impl Session {
                 let event = SessionEvent::TurnFinished {
                     turn: turn.to_owned(),
                     status: TurnStatus::Cancelled,
+                    finish: None,
                     error: None,
                     usage: Usage::default(),
                 };

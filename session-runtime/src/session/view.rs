@@ -23,11 +23,13 @@ pub enum SessionStatus {
 /// Counts of tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize, utoipa::ToSchema)]
 pub struct Usage {
-    /// Tokens the model read for the turn, each message counted once a generation read it.
+    /// Length of the history that each message of the model began from, summed over the messages: a turn of
+    /// three messages counts its early tokens three times, as a client pays for three requests.
     pub input_tokens: u64,
-    /// Of these, tokens whose KV was reused rather than computed.
+    /// Of these, tokens whose KV was on the device or came back from a tier, rather than being computed for
+    /// that message.
     pub cached_tokens: u64,
-    /// Tokens sampled.
+    /// Tokens sampled, those of thoughts and tool calls included.
     pub output_tokens: u64,
     /// Of these, tokens of reasoning segments.
     pub reasoning_tokens: u64,

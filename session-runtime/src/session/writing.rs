@@ -1,7 +1,6 @@
 //! A message of the model inside a turn: begun, streamed, ended, each step durable before it is seen
 //! (I6), and continued after an interruption from the tokens that were sampled.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -22,14 +21,28 @@ const EVENT_TOKENS: usize = 32;
 pub(super) struct Writing {
     segment: String,
     options: GenerateOptions,
-    /// Pieces of the message that are on record, not given to the driver again yet.
-    recorded: VecDeque<String>,
     /// Tokens on record.
     sampled: Vec<u32>,
-    /// How the message ended, when that is on record.
-    finished: Option<Finish>,
+    /// How the message ended, when that is on record and its driver does not know it yet.
+    ended: Option<Result<Finish, Error>>,
     events: Option<UnboundedReceiver<GenerationEvent>>,
+    /// What the scheduler failed with, after tokens that are told first.
+    failed: Option<Error>,
     usage: Usage,
+}
+
+impl Writing {
+    fn new(segment: String, options: GenerateOptions) -> Self {
+        Self {
+            segment,
+            options,
+            sampled: Vec::new(),
+            ended: None,
+            events: None,
+            failed: None,
+            usage: Usage::default(),
+        }
+    }
 }
 
 impl TurnScope {
@@ -43,10 +56,23 @@ impl TurnScope {
         options.sampling = options.sampling.or(&self.request().sampling).or(&self.spec().sampling);
         sampling_params(&options.sampling)?;
         self.session.host.constraint(&options.constraint)?;
-        let call = self.next_call();
-        if !self.replay.is_empty() {
-            return self.replay_generation(options);
+        let call = self.replay.begin_call();
+        match self.replay.take(call, "generate")? {
+            Some(SessionEvent::GenerationStarted { segment, options: recorded, start, ids, .. })
+                if *recorded == options =>
+            {
+                self.open_message(segment, options, start, ids.len());
+                Ok(())
+            }
+            Some(_) => Err(self.replay.diverged("generate")),
+            None => {
+                let begun = self.begin_message(call, options).await;
+                self.keep_refusal(call, "generate", begun).await
+            }
         }
+    }
+
+    async fn begin_message(&mut self, call: u64, options: GenerateOptions) -> Result<(), Error> {
         let start = self.session.record().tokens.len();
         let ids = self.session.host.encode_opening(&options.prefix)?;
         self.session.host.check_context(start + ids.len() + 1)?;
@@ -63,57 +89,50 @@ impl TurnScope {
             text: options.prefix.clone(),
         };
         self.session.write(event).await?;
+        self.open_message(segment, options, start as u64, ids.len());
         self.session.host.scheduler.append(&self.session.id, ids)?;
-        self.last_written = Some(segment.clone());
-        self.writing = Some(Writing {
-            segment,
-            options,
-            recorded: VecDeque::new(),
-            sampled: Vec::new(),
-            finished: None,
-            events: None,
-            usage: Usage::default(),
-        });
         self.ask_scheduler()
     }
 
-    /// Takes a begun message from the record.
-    fn replay_generation(&mut self, options: GenerateOptions) -> Result<(), Error> {
-        let segment = match self.replay.pop_front() {
-            Some(SessionEvent::GenerationStarted { segment, options: recorded, .. })
-                if *recorded == options =>
-            {
-                segment
-            }
-            _ => return Err(self.diverged("generate")),
-        };
-        let mut writing = Writing {
-            segment: segment.clone(),
-            options,
-            recorded: VecDeque::new(),
-            sampled: Vec::new(),
-            finished: None,
-            events: None,
-            usage: Usage::default(),
-        };
-        while let Some(SessionEvent::GenerationTokens { ids, text, .. }) =
-            self.replay.pop_front_if(|event| matches!(event, SessionEvent::GenerationTokens { .. }))
-        {
-            writing.sampled.extend(ids);
-            // A live message gives no empty pieces either.
-            if !text.is_empty() {
-                writing.recorded.push_back(text);
+    fn open_message(&mut self, segment: String, options: GenerateOptions, start: u64, tokens: usize) {
+        self.written = Some(SegmentRange { id: segment.clone(), start, end: start + tokens as u64 });
+        self.writing = Some(Writing::new(segment, options));
+    }
+
+    fn extend_written(&mut self, tokens: usize) {
+        if let Some(written) = &mut self.written {
+            written.end += tokens as u64;
+        }
+    }
+
+    /// The next piece of the message as the record has it; `None` where the record is over.
+    fn replay_chunk(&mut self) -> Result<Option<Chunk>, Error> {
+        let Some(writing) = &mut self.writing else { return Ok(None) };
+        let mut piece = String::new();
+        let mut tokens = 0;
+        // A live message gives no empty pieces either, and its end is on record with its last piece.
+        while piece.is_empty() || self.replay.ends_message(&writing.segment) {
+            match self.replay.take_of_message(&writing.segment) {
+                Some(SessionEvent::GenerationTokens { ids, text, .. }) => {
+                    tokens += ids.len();
+                    writing.sampled.extend(ids);
+                    piece = text;
+                }
+                Some(SessionEvent::GenerationFinished { finish, ids, error, .. }) => {
+                    tokens += ids.len();
+                    writing.ended = Some(error.map_or(Ok(finish), |error| Err(*error)));
+                }
+                _ => break,
             }
         }
-        if let Some(SessionEvent::GenerationFinished { finish, .. }) =
-            self.replay.pop_front_if(|event| matches!(event, SessionEvent::GenerationFinished { .. }))
-        {
-            self.next_call();
-            writing.finished = Some(finish);
+        let ended = writing.ended.clone();
+        self.extend_written(tokens);
+        match ended {
+            _ if !piece.is_empty() => Ok(Some(Chunk::Text(piece))),
+            Some(ended) => ended.map(|finish| Some(Chunk::Done(finish))),
+            None if self.replay.is_over() => Ok(None),
+            None => Err(self.replay.diverged("read a message")),
         }
-        self.last_written = Some(segment);
-        self.writing = Some(writing);
-        Ok(())
     }
 
     /// Lets the scheduler write the message, from where the record ends.
@@ -143,12 +162,19 @@ impl TurnScope {
         match &outcome {
             Ok(Chunk::Text(_)) => {}
             Ok(Chunk::Done(_)) => self.writing = None,
-            Err(_) => {
-                // The history stays well formed: what was written of the message is closed.
-                if let Err(error) = self.finish_message(Finish::Cancelled).await {
-                    tracing::warn!(session = %self.session.id, %error, "message not closed");
+            Err(error) => {
+                let ended = self.writing.as_ref().is_none_or(|writing| writing.ended.is_some());
+                // The history stays well formed: what was written of the message is closed. A turn that
+                // diverges from its record ends, and closes it then.
+                if !ended && self.replay.is_over() {
+                    let closed = self.finish_message(Finish::Cancelled, Some(error.clone())).await;
+                    if let Err(error) = closed {
+                        tracing::warn!(session = %self.session.id, %error, "message not closed");
+                    }
                 }
-                self.writing = None;
+                if ended || self.replay.is_over() {
+                    self.writing = None;
+                }
             }
         }
         outcome
@@ -158,13 +184,15 @@ impl TurnScope {
         let Some(writing) = &mut self.writing else {
             return Err(Error::invalid("no_generation", "there is no message being written"));
         };
-        if let Some(text) = writing.recorded.pop_front() {
-            return Ok(Chunk::Text(text));
+        if let Some(ended) = &writing.ended {
+            return ended.clone().map(Chunk::Done);
         }
-        if let Some(finish) = writing.finished {
-            return Ok(Chunk::Done(finish));
+        if !self.replay.is_over()
+            && let Some(chunk) = self.replay_chunk()?
+        {
+            return Ok(chunk);
         }
-        if writing.events.is_none() {
+        if self.writing.as_ref().is_some_and(|writing| writing.events.is_none()) {
             self.ask_scheduler()?;
         }
         loop {
@@ -173,12 +201,12 @@ impl TurnScope {
                 self.write_tokens(ids, text.clone()).await?;
             }
             if let Some(finish) = end {
-                self.finish_message(finish).await?;
+                self.finish_message(finish, None).await?;
                 if text.is_empty() {
                     return Ok(Chunk::Done(finish));
                 }
                 if let Some(writing) = &mut self.writing {
-                    writing.finished = Some(finish);
+                    writing.ended = Some(Ok(finish));
                 }
             }
             if !text.is_empty() {
@@ -192,6 +220,9 @@ impl TurnScope {
         let stopped = || Error::internal("the scheduler dropped the message");
         let Some(writing) = &mut self.writing else { return Err(stopped()) };
         let Some(events) = &mut writing.events else { return Err(stopped()) };
+        if let Some(error) = writing.failed.take() {
+            return Err(error);
+        }
         let (mut ids, mut text) = (Vec::new(), String::new());
         let mut cancelled = *self.cancel.borrow();
         if cancelled {
@@ -231,7 +262,11 @@ impl TurnScope {
                     text.push_str(&more);
                     return Ok((ids, text, Some(finish)));
                 }
-                GenerationEvent::Failed(error) => return Err(error),
+                GenerationEvent::Failed(error) if ids.is_empty() && text.is_empty() => return Err(error),
+                GenerationEvent::Failed(error) => {
+                    writing.failed = Some(error);
+                    return Ok((ids, text, None));
+                }
             }
         }
     }
@@ -239,6 +274,7 @@ impl TurnScope {
     async fn write_tokens(&mut self, ids: Vec<u32>, text: String) -> Result<(), Error> {
         let Some(writing) = &mut self.writing else { return Ok(()) };
         writing.sampled.extend_from_slice(&ids);
+        let tokens = ids.len();
         let event = SessionEvent::GenerationTokens {
             turn: self.turn.clone(),
             segment: writing.segment.clone(),
@@ -247,12 +283,12 @@ impl TurnScope {
             text,
         };
         self.session.write(event).await?;
+        self.extend_written(tokens);
         Ok(())
     }
 
-    /// Closes the message's frame.
-    async fn finish_message(&mut self, finish: Finish) -> Result<(), Error> {
-        let call = self.next_call();
+    /// Closes the message's frame; `error` says why it could not go on.
+    async fn finish_message(&mut self, finish: Finish, error: Option<Error>) -> Result<(), Error> {
         let Some(writing) = &mut self.writing else { return Ok(()) };
         let ids = self.session.host.encode_closing(&writing.options)?;
         let sampled = writing.sampled.len() as u64;
@@ -260,29 +296,61 @@ impl TurnScope {
         writing.usage.reasoning_tokens =
             if writing.options.kind == SegmentKind::Reasoning { sampled } else { 0 };
         let event = SessionEvent::GenerationFinished {
-            call,
+            call: self.replay.begin_call(),
             turn: self.turn.clone(),
             segment: writing.segment.clone(),
             finish,
             ids: ids.clone(),
             usage: writing.usage,
+            error: error.map(Box::new),
         };
         self.session.write(event).await?;
+        self.extend_written(ids.len());
         self.session.host.scheduler.append(&self.session.id, ids)
     }
 
-    /// Where the message that is or was last written stands.
+    /// Where the message that is or was last written stands, as far as it has been read.
     pub fn generation(&self) -> Option<SegmentRange> {
-        let id = self.last_written.as_deref()?;
-        let record = self.session.record();
-        let segment = record.segment(id)?;
-        Some(SegmentRange { id: segment.id.clone(), start: segment.start, end: segment.end })
+        self.written.clone()
     }
 
-    /// Ends a message that its driver left unfinished, so that the history stays well formed.
+    /// Ends what its driver left unfinished, so that the history stays well formed.
+    ///
+    /// # Errors
+    /// `replay_divergence` when the turn did less than its record says, or the store.
     pub(super) async fn abandon_message(&mut self) -> Result<(), Error> {
+        let did_less = self.skip_record();
+        self.close_message().await?;
+        if did_less && !self.is_cancelled() {
+            return Err(self.replay.diverged("end"));
+        }
+        Ok(())
+    }
+
+    /// Passes over what is left of the record; whether that is more than the rest of a message.
+    fn skip_record(&mut self) -> bool {
+        let mut more = false;
+        for event in self.replay.give_up() {
+            match event {
+                SessionEvent::GenerationStarted { segment, options, .. } => {
+                    more = true;
+                    self.writing = Some(Writing::new(segment, *options));
+                }
+                SessionEvent::GenerationTokens { ids, .. } => {
+                    if let Some(writing) = &mut self.writing {
+                        writing.sampled.extend(ids);
+                    }
+                }
+                SessionEvent::GenerationFinished { .. } => self.writing = None,
+                _ => more = true,
+            }
+        }
+        more
+    }
+
+    async fn close_message(&mut self) -> Result<(), Error> {
         let Some(writing) = &mut self.writing else { return Ok(()) };
-        if writing.finished.is_some() {
+        if writing.ended.is_some() {
             self.writing = None;
             return Ok(());
         }
@@ -303,7 +371,7 @@ impl TurnScope {
                 self.write_tokens(late.0, late.1).await?;
             }
         }
-        self.finish_message(Finish::Cancelled).await?;
+        self.finish_message(Finish::Cancelled, None).await?;
         self.writing = None;
         Ok(())
     }

@@ -65,6 +65,8 @@ pub struct TextTool {
     pub name: &'static str,
     pub input_schema: &'static str,
     pub wants: Option<&'static str>,
+    /// Effect class: pure, read, idempotent, effect.
+    pub effect: u8,
     pub imports: &'static str,
     pub fields: &'static str,
     pub describe: &'static str,
@@ -77,6 +79,7 @@ impl Default for TextTool {
             name: "text",
             input_schema: r#"{"type":"object"}"#,
             wants: None,
+            effect: 1,
             imports: "",
             fields: "",
             describe: "",
@@ -111,7 +114,7 @@ impl TextTool {
     (i32.store (i32.const 72) (i32.const 1024)) (i32.store (i32.const 76) (i32.const {name_bytes}))
     (i32.store (i32.const 80) (i32.const 1280)) (i32.store (i32.const 84) (i32.const {schema_bytes}))
     (i32.store (i32.const 88) (i32.const 1280)) (i32.store (i32.const 92) (i32.const {schema_bytes}))
-    (i32.store8 (i32.const 96) (i32.const 1))
+    (i32.store8 (i32.const 96) (i32.const {effect}))
     (i32.store (i32.const 128) (i32.const 2304)) (i32.store (i32.const 132) (i32.const {want_bytes}))
     (i32.store (i32.const 100) (i32.const 128)) (i32.store (i32.const 104) (i32.const {wants}))
     (i32.const 64))
@@ -124,6 +127,7 @@ impl TextTool {
   (func (export "call") (param $input i32) (param $length i32) (param i32 i32 i32 i32 i64) (result i32)
     {call})
 )"#,
+            effect = self.effect,
             imports = self.imports,
             fields = self.fields,
             describe = self.describe,

@@ -78,6 +78,7 @@ impl Scenario {
     /// Arguments of a server of this demo.
     pub(super) fn arguments(&self, more: &[String]) -> Vec<String> {
         let mut arguments = vec!["--model".to_owned(), self.model.clone()];
+        arguments.extend(["--grant-root".to_owned(), self.notes.display().to_string()]);
         for directory in &self.guests {
             arguments.extend(["--guests".to_owned(), directory.display().to_string()]);
         }

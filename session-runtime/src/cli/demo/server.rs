@@ -32,10 +32,9 @@ impl Server {
         let program = std::env::current_exe().map_err(failed)?;
         let log_file = File::options().create(true).append(true).open(log).map_err(failed)?;
         let child = Command::new(program)
-            .arg("--data-dir")
+            .args(["serve", "--listen", &format!("127.0.0.1:{port}"), "--data-dir"])
             .arg(data_dir)
             .args(arguments)
-            .args(["serve", "--listen", &format!("127.0.0.1:{port}")])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log_file)

@@ -1,0 +1,203 @@
+//! What an agent is told by each of its imports, and the real assistant, over a small real model.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "support/guests.rs"]
+mod guests;
+mod support;
+
+use guests::component;
+use session_runtime::Runtime;
+use session_runtime::session::spec::{SegmentKind, SessionSpec, TurnRequest};
+use session_runtime::session::view::TurnStatus;
+
+async fn open(agent: &str, tools: &[&str]) -> (Runtime, tempfile::TempDir) {
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = support::config(directory.path());
+    config.components = [agent].iter().chain(tools).map(|name| component(name)).collect();
+    let runtime = Runtime::open(config).await.unwrap();
+    let spec = SessionSpec {
+        id: Some("s".to_owned()),
+        agent: Some(agent.to_owned()),
+        tools: tools.iter().map(|tool| (*tool).to_owned()).collect(),
+        ..SessionSpec::default()
+    };
+    runtime.create_session(spec).await.unwrap();
+    (runtime, directory)
+}
+
+/// Runs a script of the agent `probe`; what it was told, line by line.
+async fn told(runtime: &Runtime, script: &[&str]) -> Vec<String> {
+    let request = TurnRequest { input: script.join("\n"), ..TurnRequest::default() };
+    let turn = runtime.start_turn("s", request).await.unwrap();
+    let turn = runtime.wait_turn("s", &turn.id).await.unwrap();
+    assert_eq!(turn.status, TurnStatus::Completed, "{:?}", turn.error);
+    let segments = runtime.segments("s").await.unwrap();
+    let answer = segments.iter().rfind(|segment| segment.kind == SegmentKind::Answer).unwrap();
+    let told: Vec<String> =
+        answer.text.lines().map(|line| line.split_once(": ").unwrap().1.to_owned()).collect();
+    assert_eq!(told.len(), script.len(), "{told:?}");
+    told
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_sees_its_session_its_segments_and_its_messages() {
+    let (runtime, _directory) = open("probe", &[]).await;
+    let script = ["session", "say The sky over the harbour was grey.", "write 6", "segments", "leave 5"];
+    let lines = told(&runtime, &script).await;
+    assert_eq!(lines[0], "s 1 false ");
+    let segments = runtime.segments("s").await.unwrap();
+    let range = |index: usize| format!("{}..{}", segments[index].start, segments[index].end);
+    assert_eq!(lines[1], range(1));
+    // The range of a message that was read to its end has its frame in it.
+    assert_eq!(lines[2], format!("{} MaxTokens {:?}", range(2), segments[2].text));
+    let (system, user, written) = (range(0), range(1), range(2));
+    assert_eq!(lines[3], format!("System {system} Keep, User {user} Keep, Reasoning {written} Keep"));
+    assert_eq!((lines[4].as_str(), segments[3].kind), ("left", SegmentKind::Reasoning));
+    let ends = segments.iter().map(|segment| segment.end);
+    let starts = segments.iter().skip(1).map(|segment| segment.start);
+    assert!(starts.zip(ends).all(|(start, end)| start == end), "segments follow each other");
+    // A message that nobody reads on is written to its end all the same.
+    let events = runtime.events("s", 0, 10_000).await.unwrap();
+    let finished: Vec<_> = events.iter().filter(|event| event.kind == "generation.finished").collect();
+    assert_eq!((finished.len(), &finished[1].data["usage"]["output_tokens"]), (2, &5.into()));
+    let last = events.iter().find(|event| event.kind == "turn.finished").unwrap();
+    assert_eq!(
+        last.data["finish"], finished[1].data["finish"],
+        "the end of a turn says why its message ended"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_is_read_to_its_end_before_anything_follows_it() {
+    let (runtime, _directory) = open("probe", &[]).await;
+    let lines = told(&runtime, &["say Hello.", "interrupt 3", "stream 6", "drop", "segments"]).await;
+    assert_eq!(lines[1], "generation_running generation_in_progress generation_done");
+    assert!(!lines[2].starts_with("refused"), "{}", lines[2]);
+    assert_eq!(lines[3], "done");
+    assert!(lines[4].ends_with("DropAfterTurn"), "{}", lines[4]);
+    let kept = runtime.segments("s").await.unwrap();
+    let reasoning = kept.iter().filter(|segment| segment.kind == SegmentKind::Reasoning).count();
+    assert_eq!(reasoning, 1, "what was to be dropped after the turn is gone, the rest is there");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i10_an_agent_is_told_where_its_kv_is_and_what_a_restore_did() {
+    let (runtime, _directory) = open("probe", &[]).await;
+    let long = format!("say {}", support::story(2).trim());
+    let lines = told(&runtime, &["restore", &long, "write 2", "context"]).await;
+    assert_eq!(lines[0], "none");
+    let written: u64 = lines[2].split(['.', ' ']).nth(2).unwrap().parse().unwrap();
+    let length = runtime.info().await.unwrap().model.context_length;
+    // The frame that closes a message is read with the next one; so is the last token.
+    let context: Vec<&str> = lines[3].split(' ').collect();
+    assert_eq!((context[0], context[1], context[3]), ("Active", &*written.to_string(), &*length.to_string()));
+    assert!((written - 4..written).contains(&context[2].parse().unwrap()), "{}", lines[3]);
+    runtime.evict("s").await.unwrap();
+    let lines = told(&runtime, &["context", "write 2", "restore", "context"]).await;
+    assert!(lines[0].starts_with("Evicted ") && lines[0].contains(" 0 "), "{}", lines[0]);
+    let report = runtime.kv("s").await.unwrap().last_restore.unwrap();
+    assert_eq!(lines[2], format!("{} {}", report.tokens_loaded, report.tokens_recomputed));
+    assert!(report.tokens_loaded > 0, "{report:?}");
+    assert!(lines[3].starts_with("Active "), "{}", lines[3]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i8_an_agents_state_outlives_its_turn_and_is_bounded() {
+    let (runtime, _directory) = open("probe", &[]).await;
+    let large = format!("set large {}", "x".repeat(17_000));
+    let script =
+        ["say Hello.", "get a", "set a one two", "get a", "set b three", "delete b", "get b", &large];
+    let lines = told(&runtime, &script).await;
+    assert_eq!(
+        lines[1..],
+        ["nothing", "done", "one two", "done", "done", "nothing", "refused Limit state_limit"]
+    );
+    let fill: Vec<String> = (0..64).map(|key| format!("set k{key} v")).collect();
+    let script: Vec<&str> = ["get a"].into_iter().chain(fill.iter().map(String::as_str)).collect();
+    let lines = told(&runtime, &script).await;
+    assert_eq!(lines[0], "one two");
+    assert!(lines[1..64].iter().all(|line| line == "done"));
+    assert_eq!(lines[64], "refused Limit state_limit", "64 keys are there");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_turn_decides_about_segments_of_earlier_turns_counts() {
+    let (runtime, _directory) = open("probe", &[]).await;
+    told(&runtime, &["say First.", "say Second.", "say Third."]).await;
+    let ids: Vec<String> = runtime.segments("s").await.unwrap().into_iter().map(|s| s.id).collect();
+    let drop = format!("drop {}", ids[1]);
+    assert_eq!(told(&runtime, &[&drop, "say Fourth."]).await[0], "done");
+    let kept: Vec<String> = runtime.segments("s").await.unwrap().into_iter().map(|s| s.text).collect();
+    assert!(!kept.contains(&"First.".to_owned()) && kept.contains(&"Second.".to_owned()), "{kept:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_segment_expires_in_its_session_and_in_a_fork() {
+    let (runtime, _directory) = open("probe", &[]).await;
+    let lines = told(&runtime, &["say First.", "expire 0", "say Second.", "write 2"]).await;
+    assert_eq!(lines[1], "done");
+    let before = runtime.tokens("s").await.unwrap();
+    runtime.fork_session("s", Some("fork".to_owned()), None).await.unwrap();
+    runtime.sweep().await;
+    for session in ["s", "fork"] {
+        let segments = runtime.segments(session).await.unwrap();
+        let texts: Vec<&str> = segments.iter().map(|segment| segment.text.as_str()).collect();
+        assert!(!texts.contains(&"First.") && texts.contains(&"Second."), "{session}: {texts:?}");
+        let tokens = runtime.tokens(session).await.unwrap();
+        assert!(tokens.len() < before.len());
+        assert_eq!(segments.last().unwrap().end, tokens.len() as u64);
+    }
+    let request = TurnRequest { input: "say Third.\nwrite 2".to_owned(), ..TurnRequest::default() };
+    for session in ["s", "fork"] {
+        let turn = runtime.start_turn(session, request.clone()).await.unwrap();
+        let turn = runtime.wait_turn(session, &turn.id).await.unwrap();
+        assert_eq!(turn.status, TurnStatus::Completed, "{:?}", turn.error);
+    }
+    assert_eq!(runtime.tokens("s").await.unwrap(), runtime.tokens("fork").await.unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn time_and_chance_come_from_the_host_and_are_on_record() {
+    let (runtime, _directory) = open("probe", &[]).await;
+    let lines = told(&runtime, &["random", "random", "clock", "log the tide turns"]).await;
+    assert_ne!(lines[0], lines[1]);
+    let events = runtime.events("s", 0, 10_000).await.unwrap();
+    let recorded: Vec<String> = events
+        .iter()
+        .filter(|event| event.kind == "host.call")
+        .map(|event| event.data["result"].to_string())
+        .collect();
+    assert_eq!(recorded, lines[..3]);
+    let logged = events.iter().find(|event| event.kind == "agent.log").unwrap();
+    assert_eq!(logged.data["message"], "the tide turns");
+    let begun = events.iter().find(|event| event.kind == "turn.started").unwrap().time_ms;
+    let clock: u64 = lines[2].parse().unwrap();
+    assert!((begun..=logged.time_ms).contains(&clock), "{begun} {clock} {}", logged.time_ms);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_assistant_calls_a_tool_and_answers() {
+    let (runtime, _directory) = open("assistant", &["calculator"]).await;
+    let request = TurnRequest {
+        input: "What is 12 + 30? Use the calculator.".to_owned(),
+        max_tokens: Some(48),
+        ..TurnRequest::default()
+    };
+    let turn = runtime.start_turn("s", request).await.unwrap();
+    let turn = runtime.wait_turn("s", &turn.id).await.unwrap();
+    assert_eq!(turn.status, TurnStatus::Completed, "{:?}", turn.error);
+    assert!(!turn.output_text.trim().is_empty());
+    let events = runtime.events("s", 0, 10_000).await.unwrap();
+    let of = |kind: &str| events.iter().filter(|event| event.kind == kind).collect::<Vec<_>>();
+    let (started, finished) = (of("tool.started"), of("tool.finished"));
+    assert_eq!((started.len(), finished.len()), (1, 1), "a tool that is named is called, once");
+    // Whatever so small a model wants to calculate, it asks for it in the form the tool takes.
+    let input: serde_json::Value = serde_json::from_str(started[0].data["input"].as_str().unwrap()).unwrap();
+    assert!(input["expression"].is_string(), "{input}");
+    assert_ne!(finished[0].data["error"]["code"], "invalid_input");
+    let kinds: Vec<SegmentKind> =
+        runtime.segments("s").await.unwrap().iter().map(|segment| segment.kind).collect();
+    for kind in [SegmentKind::ToolCall, SegmentKind::ToolResult, SegmentKind::Answer] {
+        assert!(kinds.contains(&kind), "{kinds:?}");
+    }
+}
