@@ -9,6 +9,7 @@ use crate::agent::GuestLimits;
 use crate::error::Error;
 use crate::models::Precision;
 use crate::restore::plan::RestoreMode;
+use crate::scheduler::Speculation;
 use crate::session::host::SessionLimits;
 
 /// How much of the disk tier's speed is used; for tests and for showing plans on a fast disk.
@@ -45,6 +46,10 @@ pub struct Config {
     pub idle_ttl: Duration,
     /// Whether sealed chunks are saved when a session becomes idle, so that they survive the process.
     pub save_when_idle: bool,
+    /// When the next tokens are guessed from the history; what is sampled does not change.
+    pub speculation: Speculation,
+    /// How long a step may take while sessions wait for their next token: longer prompts are read in smaller pieces.
+    pub step_time: Duration,
     /// Whether turns that a crash interrupted go on at start.
     pub resume_turns: bool,
     /// Directories searched for guests, `NAME.wasm`.
@@ -80,6 +85,8 @@ impl Default for Config {
             restore_mode: RestoreMode::Planned,
             idle_ttl: Duration::from_secs(300),
             save_when_idle: true,
+            speculation: Speculation::Auto,
+            step_time: Duration::from_millis(150),
             resume_turns: true,
             guests: Vec::new(),
             components: Vec::new(),
@@ -108,6 +115,9 @@ impl Config {
         }
         if self.threads > 1024 {
             return bad("threads is over 1024: use 0 for one thread for each core");
+        }
+        if self.step_time.is_zero() {
+            return bad("step_time is zero: give the milliseconds a step may take, such as 150");
         }
         if self.throttle.bytes_per_s == Some(0) {
             return bad("the disk throttle is 0 bytes per second: give a positive rate or none");

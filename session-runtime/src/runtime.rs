@@ -175,6 +175,8 @@ impl Runtime {
                 idle_ttl_ms: u64::try_from(config.idle_ttl.as_millis()).unwrap_or(u64::MAX),
                 context_length,
                 save_when_idle: config.save_when_idle,
+                speculation: config.speculation,
+                step_seconds: config.step_time.as_secs_f64(),
             },
             Arc::clone(&clock) as _,
             Box::new(JournalObserver { sessions: Arc::clone(&sessions) }),

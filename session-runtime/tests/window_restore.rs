@@ -21,7 +21,7 @@ use session_runtime::models::{self, Tokenizer};
 use session_runtime::restore::plan::RestoreMode;
 use session_runtime::restore::report::RestoreReport;
 use session_runtime::scheduler::{
-    GenerationEvent, GenerationRequest, KvObserver, KvTransition, Scheduler, SchedulerOptions,
+    GenerationEvent, GenerationRequest, KvObserver, KvTransition, Scheduler, SchedulerOptions, Speculation,
 };
 use session_runtime::{Config, Runtime};
 use support::{create, say};
@@ -286,6 +286,8 @@ fn scheduler(directory: &Path, checkpoint: &TinyCheckpoint) -> (Scheduler, Arc<T
         idle_ttl_ms: u64::MAX,
         context_length: 1024,
         save_when_idle: true,
+        speculation: Speculation::Always,
+        step_seconds: 1.0,
     };
     let clock = Arc::new(store::SystemClock::default());
     let scheduler = Scheduler::start(engine, store, contract, options, clock, Box::new(Unobserved)).unwrap();

@@ -102,6 +102,14 @@ pub(super) async fn metrics(State(app): State<App>) -> Result<impl IntoResponse,
     );
     text.sample("tokens_total", &[("kv", "computed")], info.device.tokens_computed);
     text.sample("tokens_total", &[("kv", "reused")], info.device.tokens_reused);
+    text.family(
+        "tokens_guessed_total",
+        "counter",
+        "Tokens guessed from histories, by whether they were right.",
+    );
+    let [guessed, right] = info.device.tokens_guessed;
+    text.sample("tokens_guessed_total", &[("right", "true")], right);
+    text.sample("tokens_guessed_total", &[("right", "false")], guessed - right);
     text.family("http_responses_total", "counter", "Responses by class of status.");
     for (class, count) in app.counters.read() {
         text.sample("http_responses_total", &[("class", class)], count);

@@ -10,6 +10,7 @@ use super::failure::{Failure, Outcome};
 use crate::config::Config;
 use crate::models::Precision;
 use crate::restore::plan::RestoreMode;
+use crate::scheduler::Speculation;
 
 /// Model used where none is named.
 pub(super) const DEFAULT_MODEL: &str = "qwen2.5-coder-0.5b";
@@ -31,6 +32,10 @@ pub(super) struct Options {
     /// twice as long). KV of one is not used by the other
     #[arg(long, global = true, value_name = "NAME")]
     rounding: Option<Rounding>,
+    /// Guesses next tokens from the history and checks them, which changes none: auto (where measured faster), always or
+    /// off
+    #[arg(long, global = true, value_name = "WHEN")]
+    speculate: Option<Speculation>,
     /// Memory for KV, such as 256MiB
     #[arg(long, global = true, value_name = "BYTES")]
     device_budget: Option<Bytes>,
@@ -104,6 +109,9 @@ impl Options {
         };
         if let Some(precision) = self.quantise {
             config.weights = precision;
+        }
+        if let Some(speculation) = self.speculate {
+            config.speculation = speculation;
         }
         if let Some(rounding) = self.rounding {
             config.rounding = rounding;

@@ -3,6 +3,7 @@
 //! Nothing is assumed for long: the first steps and the first transfers replace the starting values, and
 //! what was measured is kept for the next start.
 
+use kernels::backend::PAGE_TOKENS;
 use serde::{Deserialize, Serialize};
 
 /// Both costs of one machine, model and tier.
@@ -68,6 +69,13 @@ impl ComputeCost {
         (rows * layers) as f64 * (self.base + self.slope * context)
     }
 
+    /// The most rows, in whole pages and at least one, that are predicted to take no longer than `seconds`.
+    pub fn rows_within(&self, seconds: f64, layers: usize, context: f64) -> usize {
+        let row = self.seconds(1, layers, context);
+        let rows = if row > 0.0 { (seconds / row) as usize } else { usize::MAX };
+        (rows / PAGE_TOKENS).max(1).saturating_mul(PAGE_TOKENS)
+    }
+
     /// Steps learned from.
     pub fn samples(&self) -> u64 {
         self.samples
@@ -116,6 +124,18 @@ impl LoadCost {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rows_within_a_time_are_as_many_whole_pages_as_fit() {
+        let mut cost = ComputeCost::default();
+        for _ in 0..50 {
+            // A millisecond for a row of ten layers.
+            cost.observe(64, 10, 100.0, 0.064);
+        }
+        for (seconds, rows) in [(0.1, 96), (0.0, 16), (0.0479, 32), (0.0481, 48)] {
+            assert_eq!(cost.rows_within(seconds, 10, 100.0), rows, "{seconds}");
+        }
+    }
 
     #[test]
     fn compute_cost_recovers_the_line_it_was_fed() {

@@ -7,6 +7,7 @@
 //! Knows tokens, pages and cells; knows no guest, no journal and no HTTP.
 
 mod generation;
+mod lookup;
 mod restoring;
 mod room;
 mod saving;
@@ -32,6 +33,7 @@ use crate::restore::plan::RestoreMode;
 use crate::restore::report::RestoreReport;
 
 pub use generation::GenerationRequest;
+pub use lookup::Speculation;
 pub use view::{Finish, KvTransition, KvView};
 
 /// Messages that may wait for the scheduler.
@@ -56,6 +58,11 @@ pub struct SchedulerOptions {
     pub context_length: usize,
     /// Whether sealed chunks are saved when a session becomes idle, so that they survive the process.
     pub save_when_idle: bool,
+    /// When the next tokens are guessed from the history.
+    pub speculation: Speculation,
+    /// Seconds that a step may be predicted to take while sessions wait for their next token: it bounds the rows of a
+    /// prompt that is read beside them.
+    pub step_seconds: f64,
 }
 
 /// What a message told while it was written.
@@ -103,6 +110,8 @@ pub struct DeviceView {
     pub tokens_computed: u64,
     /// Tokens whose KV was reused when a message began.
     pub tokens_reused: u64,
+    /// Tokens guessed from histories, and how many of them were right.
+    pub tokens_guessed: [u64; 2],
 }
 
 type Reply<T> = oneshot::Sender<Result<T, Error>>;

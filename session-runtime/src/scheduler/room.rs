@@ -113,6 +113,16 @@ impl<B: Backend> Worker<B> {
         Ok(true)
     }
 
+    /// As [`Worker::reserve`] for a history of `tokens` tokens, from free pages alone: nothing is evicted for it.
+    pub(super) fn reserve_free(&mut self, session: &Arc<str>, tokens: usize) -> Result<bool, Error> {
+        let need = self.need(session, tokens);
+        let Some(sequence) = self.sequences.get(session) else { return Ok(false) };
+        if sequence.table.pages_wanted(&self.pool, need) > self.pool.free() {
+            return Ok(false);
+        }
+        self.reserve(session, need)
+    }
+
     /// Whether a session's pages may be taken: it has no job, or its job waits and has begun nothing. A
     /// running or restoring session is never a victim (I9).
     fn is_evictable(&self, session: &str) -> bool {

@@ -6,16 +6,30 @@ use std::time::Instant;
 use kernels::backend::Backend;
 
 use super::generation::Outcome;
+use super::lookup;
+use super::sequence::Sequence;
 use super::worker::{Phase, Purpose, Worker};
 use super::{Finish, GenerationEvent};
 use crate::engine::{LogitRows, SequenceRows};
 use crate::error::Error;
+use crate::kv::pool::PagePool;
 use crate::kv::state::{KvEvent, KvState};
 
 /// Rows of one session in a step.
 struct Share {
     session: Arc<str>,
+    /// Rows of tokens of the history.
     rows: usize,
+    /// Tokens guessed to follow, a row each.
+    guess: Vec<u32>,
+}
+
+/// What the logits of a session led to.
+enum Taken {
+    /// The token belongs to the history; the message goes on.
+    Token(u32),
+    /// The message is over.
+    Over,
 }
 
 impl<B: Backend> Worker<B> {
@@ -58,10 +72,11 @@ impl<B: Backend> Worker<B> {
     /// Runs one step; whether there was one.
     pub(super) fn step(&mut self) -> bool {
         self.finish_exhausted();
-        let shares = self.shares();
+        let mut shares = self.shares();
         if shares.is_empty() {
             return false;
         }
+        self.speculate(&mut shares);
         let begun = Instant::now();
         if let Err(error) = self.run_rows(&shares) {
             for share in &shares {
@@ -71,8 +86,15 @@ impl<B: Backend> Worker<B> {
             }
             return true;
         }
-        self.learn(&shares, begun.elapsed().as_secs_f64());
-        self.take_logits(&shares);
+        let seconds = begun.elapsed().as_secs_f64();
+        self.learn(&shares, seconds);
+        let tokens = self.take_logits(&shares);
+        if let [Share { rows: 1, guess, .. }] = shares.as_slice() {
+            match guess.len() {
+                0 => self.gain.single(seconds),
+                guessed => self.gain.guessed(seconds, guessed, tokens),
+            }
+        }
         true
     }
 
@@ -109,6 +131,9 @@ impl<B: Backend> Worker<B> {
         let mut shares: Vec<Share> = Vec::new();
         let decoding = running.iter().filter(|session| pending(self, session) == 1).count().min(left);
         let mut prompt_rows = left - decoding;
+        if decoding > 0 {
+            prompt_rows = prompt_rows.min(self.bounded_rows(&running));
+        }
         for session in running {
             let rows = match pending(self, &session) {
                 1 => 1,
@@ -126,7 +151,7 @@ impl<B: Backend> Worker<B> {
             match self.grow(&session, end) {
                 Ok(true) => {
                     left -= rows;
-                    shares.push(Share { session, rows });
+                    shares.push(Share { session, rows, guess: Vec::new() });
                 }
                 Ok(false) => {}
                 Err(error) => {
@@ -141,21 +166,72 @@ impl<B: Backend> Worker<B> {
         shares
     }
 
+    /// Rows of a prompt that a step has time for while other sessions wait for their next token.
+    fn bounded_rows(&self, running: &[Arc<str>]) -> usize {
+        let context = running
+            .iter()
+            .filter_map(|session| self.sequences.get(session))
+            .filter(|sequence| sequence.tokens.len() - sequence.computed > 1)
+            .map(|sequence| sequence.computed)
+            .next()
+            .unwrap_or(0);
+        let layers = self.engine.config().layers;
+        self.costs.compute.rows_within(self.options.step_seconds, layers, context as f64)
+    }
+
+    /// Adds a guess of the next tokens where one session decodes alone.
+    fn speculate(&mut self, shares: &mut [Share]) {
+        let [Share { session, rows: 1, guess }] = shares else { return };
+        let Some(sequence) = self.sequences.get(session) else { return };
+        let room = self.options.context_length.saturating_sub(sequence.tokens.len());
+        let found = lookup::guess(&sequence.tokens);
+        let found = found[..found.len().min(room).min(self.engine.step_rows() - 1)].to_vec();
+        let end = sequence.tokens.len() + found.len();
+        if found.is_empty() || !self.gain.wanted(self.options.speculation) {
+            return;
+        }
+        // A guess is not worth anyone's pages.
+        if matches!(self.reserve_free(session, end), Ok(true)) {
+            *guess = found;
+        }
+    }
+
     fn is_running(&self, session: &str) -> bool {
         self.job(session).is_some_and(|index| matches!(self.jobs[index].phase, Phase::Running))
     }
 
     fn run_rows(&mut self, shares: &[Share]) -> Result<(), Error> {
+        for share in shares {
+            if let Some(sequence) = self.sequences.get_mut(&share.session) {
+                sequence.tokens.extend(&share.guess);
+            }
+        }
+        let outcome = self.run_appended(shares);
+        for share in shares {
+            if let Some(sequence) = self.sequences.get_mut(&share.session) {
+                sequence.tokens.truncate(sequence.tokens.len() - share.guess.len());
+            }
+        }
+        outcome
+    }
+
+    /// Runs the rows of histories at whose ends the guesses stand.
+    fn run_appended(&mut self, shares: &[Share]) -> Result<(), Error> {
         let mut sequences = Vec::with_capacity(shares.len());
         for share in shares {
             let sequence =
                 self.sequences.get(&share.session).ok_or_else(|| Error::no_session(&share.session))?;
-            let end = sequence.computed + share.rows;
+            let end = sequence.computed + share.rows + share.guess.len();
+            let logits = match (end == sequence.tokens.len(), share.guess.is_empty()) {
+                (true, true) => LogitRows::Last,
+                (true, false) => LogitRows::All,
+                (false, _) => LogitRows::None,
+            };
             sequences.push(SequenceRows {
                 tokens: &sequence.tokens[sequence.computed..end],
                 start: sequence.computed,
                 tables: &sequence.table,
-                logits: if end == sequence.tokens.len() { LogitRows::Last } else { LogitRows::None },
+                logits,
             });
         }
         self.logits.clear();
@@ -163,7 +239,7 @@ impl<B: Backend> Worker<B> {
     }
 
     fn learn(&mut self, shares: &[Share], seconds: f64) {
-        let rows: usize = shares.iter().map(|share| share.rows).sum();
+        let rows: usize = shares.iter().map(|share| share.rows + share.guess.len()).sum();
         let context: f64 = shares
             .iter()
             .filter_map(|share| Some((self.sequences.get(&share.session)?.computed, share.rows)))
@@ -173,38 +249,53 @@ impl<B: Backend> Worker<B> {
         self.tokens_computed += rows as u64;
     }
 
-    fn take_logits(&mut self, shares: &[Share]) {
+    /// Samples from the logits of every session that has some; the tokens this gave.
+    fn take_logits(&mut self, shares: &[Share]) -> usize {
         let vocab = self.engine.config().vocab;
         let mut logits = std::mem::take(&mut self.logits);
         let mut rows = logits.chunks_exact_mut(vocab);
+        let mut tokens = 0;
         for share in shares {
             let Some(sequence) = self.sequences.get_mut(&share.session) else { continue };
-            sequence.computed += share.rows;
-            sequence.known = sequence.known.max(sequence.computed);
-            sequence.table.trim(&mut self.pool, sequence.computed);
-            if sequence.computed < sequence.tokens.len() {
-                if let Some(index) = self.job(&share.session) {
-                    self.jobs[index].computed_tokens += share.rows as u64;
-                }
-                continue;
+            advance(sequence, &mut self.pool, share.rows);
+            let read = sequence.computed == sequence.tokens.len();
+            if !read && let Some(index) = self.job(&share.session) {
+                self.jobs[index].computed_tokens += share.rows as u64;
             }
-            if let Some(row) = rows.next() {
-                self.take_row(share, row);
+            let mut guess = share.guess.iter().copied();
+            let mut going = read;
+            for row in rows.by_ref().take(if read { 1 + share.guess.len() } else { 0 }) {
+                if !going {
+                    // Behind the first wrong guess.
+                    continue;
+                }
+                tokens += 1;
+                going = match self.take_row(share, row) {
+                    Taken::Token(id) if guess.next() == Some(id) => {
+                        // The guess was right: its row is this token's.
+                        if let Some(sequence) = self.sequences.get_mut(&share.session) {
+                            advance(sequence, &mut self.pool, 1);
+                        }
+                        true
+                    }
+                    _ => false,
+                };
             }
         }
         drop(rows);
         logits.clear();
         self.logits = logits;
+        tokens
     }
 
     /// Samples from one session's logits.
-    fn take_row(&mut self, share: &Share, logits: &mut [f32]) {
-        let Some(index) = self.job(&share.session) else { return };
+    fn take_row(&mut self, share: &Share, logits: &mut [f32]) -> Taken {
+        let Some(index) = self.job(&share.session) else { return Taken::Over };
         let job = &mut self.jobs[index];
         let (Purpose::Message { generation, events, started, input_tokens }, Some(sequence)) =
             (&mut job.purpose, self.sequences.get_mut(&share.session))
         else {
-            return;
+            return Taken::Over;
         };
         if !*started {
             *started = true;
@@ -224,6 +315,8 @@ impl<B: Backend> Worker<B> {
                     self.finish_message(index, Finish::MaxTokens, text);
                 } else if gone {
                     self.finish_message(index, Finish::Cancelled, String::new());
+                } else {
+                    return Taken::Token(id);
                 }
             }
             Ok(Outcome::Last { id, text, finish }) => {
@@ -234,5 +327,13 @@ impl<B: Backend> Worker<B> {
             Ok(Outcome::End { text, finish }) => self.finish_message(index, finish, text),
             Err(error) => self.fail_job(index, error),
         }
+        Taken::Over
     }
+}
+
+/// Counts `rows` more tokens of a history as computed.
+fn advance(sequence: &mut Sequence, pool: &mut PagePool, rows: usize) {
+    sequence.computed += rows;
+    sequence.known = sequence.known.max(sequence.computed);
+    sequence.table.trim(pool, sequence.computed);
 }

@@ -11,6 +11,7 @@ use store::Clock;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::generation::{Generation, GenerationRequest};
+use super::lookup::Gain;
 use super::restoring::RestoreRun;
 use super::saving::Saver;
 use super::sequence::Sequence;
@@ -96,6 +97,7 @@ pub(super) struct Worker<B: Backend> {
     pub evicting: Vec<(Arc<str>, KvTransition, Instant, Reply<KvTransition>)>,
     pub tokens_computed: u64,
     pub tokens_reused: u64,
+    pub gain: Gain,
     stopping: Arc<AtomicBool>,
     last_tick: Instant,
 }
@@ -136,6 +138,7 @@ impl<B: Backend> Worker<B> {
             evicting: Vec::new(),
             tokens_computed: 0,
             tokens_reused: 0,
+            gain: Gain::default(),
             stopping,
             last_tick: Instant::now(),
         }
@@ -516,6 +519,7 @@ impl<B: Backend> Worker<B> {
             weight_bytes: self.engine.weight_bytes() as u64,
             tokens_computed: self.tokens_computed,
             tokens_reused: self.tokens_reused,
+            tokens_guessed: self.gain.totals,
         }
     }
 
