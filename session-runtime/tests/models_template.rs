@@ -176,6 +176,42 @@ fn a_template_without_system_messages_of_their_own_is_used_without_them() {
     assert_eq!(frames.opening(&template, None, &[]).unwrap().text(), "<bos>");
 }
 
+/// The template published with Qwen3 leaves the reasoning out of answers that others follow, and puts an empty block
+/// of it into the last one.
+#[test]
+fn a_template_that_forgets_reasoning_is_used_without_it() {
+    let source = "{%- if messages[0].role == 'system' %}{{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}\
+        {%- endif %}{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}\
+        {%- for message in messages[::-1] %}{%- set index = (messages|length - 1) - loop.index0 %}\
+        {%- if ns.multi_step_tool and message.role == 'user' %}{%- set ns.multi_step_tool = false %}\
+        {%- set ns.last_query_index = index %}{%- endif %}{%- endfor %}\
+        {%- for message in messages %}{%- if (message.role == 'user') or (message.role == 'system' and not loop.first) %}\
+        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}\
+        {%- elif message.role == 'assistant' %}{%- set reasoning = '' %}{%- set content = message.content %}\
+        {%- if '</think>' in content %}{%- set reasoning = content.split('</think>')[0] %}\
+        {%- set content = content.split('</think>')[-1].lstrip('\n') %}{%- endif %}\
+        {%- if loop.index0 > ns.last_query_index and (loop.last or reasoning) %}\
+        {{- '<|im_start|>assistant\n<think>\n' + reasoning + '\n</think>\n\n' + content }}\
+        {%- else %}{{- '<|im_start|>assistant\n' + content }}{%- endif %}\
+        {%- if message.tool_calls %}{%- for call in message.tool_calls %}\
+        {{- '<tool_call>\n' }}{{- call.function | tojson }}{{- '\n</tool_call>' }}{%- endfor %}{%- endif %}\
+        {{- '<|im_end|>\n' }}{%- elif message.role == 'tool' %}\
+        {%- if loop.first or (messages[loop.index0 - 1].role != 'tool') %}{{- '<|im_start|>user' }}{%- endif %}\
+        {{- '\n<tool_response>\n' + message.content + '\n</tool_response>' }}\
+        {%- if loop.last or (messages[loop.index0 + 1].role != 'tool') %}{{- '<|im_end|>\n' }}{%- endif %}\
+        {%- endif %}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}";
+    let frames = Frames::probe(&ChatTemplate::new(source, "", "<|im_end|>").unwrap()).unwrap();
+    assert!(frames.fallbacks().is_empty());
+    assert_eq!(frames.before(Role::Assistant), "<|im_start|>assistant\n");
+    assert_eq!(frames.after(Role::Assistant), "<|im_end|>\n");
+    assert_eq!(frames.before(Role::User), "<|im_start|>user\n");
+    assert_eq!(frames.before(Role::Tool), "<|im_start|>user\n<tool_response>\n");
+    assert_eq!(frames.after(Role::Tool), "\n</tool_response><|im_end|>\n");
+    assert_eq!(frames.between_tools(), "\n</tool_response>\n<tool_response>\n");
+    let call = ToolCallFrame { open: "<tool_call>\n".to_owned(), close: "\n</tool_call>".to_owned() };
+    assert_eq!(frames.tool_call(), Some(&call));
+}
+
 #[test]
 fn bad_templates_are_errors_and_end() {
     let error = |source: &str| match ChatTemplate::new(source, "", "") {

@@ -233,8 +233,8 @@ impl Progress {
             count += 1;
         }
         // Chunks that are there are computed again only to reach one that is not.
-        let useful = self.chunks[front..front + count].iter().any(|chunk| !self.complete(chunk));
-        if useful { count } else { 0 }
+        let missing = self.chunks[front..front + count].iter().rposition(|chunk| !self.complete(chunk));
+        missing.map_or(0, |last| last + 1)
     }
 
     /// Whether a chunk's cells are still wanted when they arrive.

@@ -74,7 +74,7 @@ impl ModelConfig {
 }
 
 /// The architecture that `model_type` names.
-pub(in crate::models) fn architecture_of(config: &Value) -> Result<Architecture, ArchitectureError> {
+fn architecture_of(config: &Value) -> Result<Architecture, ArchitectureError> {
     match config.get("model_type").and_then(Value::as_str) {
         Some("llama") => Ok(Architecture::Llama),
         Some("qwen2") => Ok(Architecture::Qwen2),
@@ -154,7 +154,7 @@ impl<'a> Fields<'a> {
                 .find_map(|name| self.optional_size(name, MAX_LAYERS).transpose())
                 .transpose()?
                 .unwrap_or(6);
-            let kind = |layer: usize| if layer % pattern == 0 { LayerKind::Full } else { window };
+            let kind = |layer: usize| if layer.is_multiple_of(pattern) { LayerKind::Full } else { window };
             return Ok((1..=layers).map(kind).collect());
         };
         let types = types.as_array().filter(|types| types.len() == layers);

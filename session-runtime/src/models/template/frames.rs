@@ -113,10 +113,8 @@ impl Frames {
             .strip_prefix(&one)
             .ok_or_else(|| not_appending("the generation prompt", &one, &prompted))?
             .to_string();
-        talk.push(answer);
-        let (assistant, two) = probe.appended(&one, &talk, MARKS[2])?;
-        talk.push(second);
-        let (again, _) = probe.appended(&two, &talk, MARKS[3])?;
+        talk.extend([answer, second]);
+        let (assistant, again) = probe.answered(&one, &talk, &user_frame)?;
         let start_text = user_frame.before.strip_suffix(&again.before);
         if again.after != user_frame.after || start_text.is_none() || (has_system && again != user_frame) {
             let problem = "a later user message is framed differently from the first".to_string();
@@ -332,6 +330,20 @@ fn not_appending(what: &str, shorter: &str, longer: &str) -> TemplateError {
 /// What is learnt about tools: frame of a result, text between two results, frame of a call.
 type ToolFrames = (Frame, String, Option<ToolCallFrame>);
 
+/// An answer that is a tool call.
+fn probe_call() -> Message {
+    let arguments = serde_json::json!({ MARKS[5]: MARKS[6] });
+    let mut call = Message::new(Role::Assistant, "");
+    call.tool_calls.push(ToolCall { name: MARKS[2].to_string(), arguments });
+    call
+}
+
+/// Whether a text is the JSON object of [`probe_call`].
+fn is_probe_call(text: &str) -> bool {
+    let object: serde_json::Value = serde_json::from_str(text).unwrap_or_default();
+    object["name"] == MARKS[2] && object["arguments"][MARKS[5]] == MARKS[6]
+}
+
 struct Probe<'a> {
     template: &'a ChatTemplate,
 }
@@ -354,6 +366,29 @@ impl Probe<'_> {
         let longer = self.template.render(messages, &[], false)?;
         let new = longer.strip_prefix(shorter).ok_or_else(|| not_appending(mark, shorter, &longer))?;
         Ok((self.cut(new, mark)?, longer))
+    }
+
+    /// Frames of the answer and of the user message that end `talk`, whose rendering before them is `one`.
+    ///
+    /// Some templates write the last answer differently, with an empty block of reasoning for instance, from the
+    /// answers before it. Sessions keep what was sampled, so the frame of an answer that others follow is the one.
+    fn answered(&self, one: &str, talk: &[Message], user: &Frame) -> Result<(Frame, Frame), TemplateError> {
+        let (assistant, two) = self.appended(one, &talk[..talk.len() - 1], MARKS[2])?;
+        let appended = self.appended(&two, talk, MARKS[3]);
+        if let Ok((again, _)) = appended {
+            return Ok((assistant, again));
+        }
+        let settled = || {
+            let whole = self.template.render(talk, &[], false).ok()?;
+            let (before, rest) = whole.strip_prefix(one)?.split_once(MARKS[2])?;
+            let (between, after) = rest.split_once(MARKS[3])?;
+            let starts = [user.before.as_str(), user.before.strip_prefix(self.template.bos.as_str())?];
+            let again = starts.into_iter().find(|start| between.ends_with(start))?;
+            let frame = |before: &str, after: &str| Frame { before: before.into(), after: after.into() };
+            Some((frame(before, between.strip_suffix(again)?), frame(again, after)))
+        };
+        // The error of the plain way says best where the template is not one that appends.
+        settled().map_or_else(|| appended.map(|(again, _)| (assistant, again)), Ok)
     }
 
     /// Start text and system frame from the rendering of a lone system message.
@@ -379,18 +414,52 @@ impl Probe<'_> {
         if !self.template.supports_tools() {
             return Ok(None);
         }
-        let arguments = serde_json::json!({ MARKS[5]: MARKS[6] });
-        let mut call = Message::new(Role::Assistant, "");
-        call.tool_calls.push(ToolCall { name: MARKS[2].to_string(), arguments });
+        match self.tools_appended(talk, before, generation_prompt, assistant) {
+            Err(error @ TemplateError::Frames { .. }) => {
+                self.tools_settled(talk, before, generation_prompt, assistant).map(Some).ok_or(error)
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// The same from one rendering of a call with results behind it, for templates that write the last message
+    /// differently.
+    fn tools_settled(
+        &self,
+        talk: &[Message],
+        before: &str,
+        generation_prompt: &str,
+        assistant: &Frame,
+    ) -> Option<ToolFrames> {
         let mut talk = talk.to_vec();
-        talk.push(call);
+        talk.extend([probe_call(), Message::new(Role::Tool, MARKS[4]), Message::new(Role::Tool, MARKS[5])]);
+        let whole = self.template.render(&talk, &[], false).ok()?;
+        let new = whole.strip_prefix(before)?.strip_prefix(generation_prompt)?;
+        let (head, rest) = new.split_once(MARKS[4])?;
+        let (between, after) = rest.split_once(MARKS[5])?;
+        let (open, close) = (head.find('{')?, head.rfind('}')?);
+        let ours = is_probe_call(head.get(open..=close)?);
+        let (closing, tool_before) = head.get(close + 1..)?.split_once(assistant.after.as_str())?;
+        let call = ours.then(|| ToolCallFrame { open: head[..open].to_string(), close: closing.to_string() });
+        let tool = Frame { before: tool_before.to_string(), after: after.to_string() };
+        Some((tool, between.to_string(), call))
+    }
+
+    fn tools_appended(
+        &self,
+        talk: &[Message],
+        before: &str,
+        generation_prompt: &str,
+        assistant: &Frame,
+    ) -> Result<Option<ToolFrames>, TemplateError> {
+        let mut talk = talk.to_vec();
+        talk.push(probe_call());
         let called = self.template.render(&talk, &[], false)?;
         let new = called.strip_prefix(before).ok_or_else(|| not_appending("a tool call", before, &called))?;
         let body = new.strip_prefix(generation_prompt).and_then(|body| body.strip_suffix(&assistant.after));
         let tool_call = body.and_then(|body| {
             let (open, close) = (body.find('{')?, body.rfind('}')?);
-            let object: serde_json::Value = serde_json::from_str(body.get(open..=close)?).ok()?;
-            let ours = object["name"] == MARKS[2] && object["arguments"][MARKS[5]] == MARKS[6];
+            let ours = is_probe_call(body.get(open..=close)?);
             let text = |range: &str| range.to_string();
             ours.then(|| ToolCallFrame { open: text(&body[..open]), close: text(&body[close + 1..]) })
         });
