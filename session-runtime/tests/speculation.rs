@@ -23,12 +23,8 @@ async fn tokens(speculation: Speculation, temperature: f32) -> (Vec<u32>, [u64; 
     let runtime = Runtime::open(config).await.unwrap();
     create(&runtime, "s").await;
     let sampling = Sampling { temperature: Some(temperature), seed: Some(11), ..Sampling::default() };
-    let request = TurnRequest {
-        input: PROMPT.to_owned(),
-        max_tokens: Some(96),
-        sampling,
-        ..TurnRequest::default()
-    };
+    let request =
+        TurnRequest { input: PROMPT.to_owned(), max_tokens: Some(96), sampling, ..TurnRequest::default() };
     let turn = runtime.start_turn("s", request).await.unwrap();
     runtime.wait_turn("s", &turn.id).await.unwrap();
     // A second turn reads the history that guesses helped to write.

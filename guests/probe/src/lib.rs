@@ -1,6 +1,6 @@
 //! The agent `probe`: does what each line of the user's message says, for the host's tests to see what it is told.
 //!
-//! A line is a word and what it needs; see [`act`]. What the host answers, refusals too, becomes a line of
+//! A line is a word and what it needs; see `act`. What the host answers, refusals too, becomes a line of
 //! the answer, so that a replayed turn shows whether it was told the same.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 

@@ -337,9 +337,9 @@ impl<const N: usize> Values<'_, N> {
                 }
             }
         }
-        for n in 0..N {
+        for (n, total) in totals.into_iter().enumerate() {
             let mut values = [[0.0; LANES]; 2];
-            w.store(w.div(totals[n], w.splat(self.sums[n])), &mut values);
+            w.store(w.div(total, w.splat(self.sums[n])), &mut values);
             self.put(n, channel, &values.as_flattened()[..(dim - channel * LANES).min(2 * LANES)]);
         }
     }

@@ -343,13 +343,13 @@ impl QuantiseTile<'_> {
     ) -> u8 {
         let Shape { blocks, width, .. } = self.out.shape;
         let mut flags = 0;
-        for row in 0..self.tile.rows {
+        for (row, limit) in limits.iter().enumerate().take(self.tile.rows) {
             let at = ((self.tile.first + row) * blocks + block) * BLOCK;
             let Some(values) = self.x.get(at..).and_then(|rest| rest.first_chunk()) else { return flags };
             let amax = amax(values);
             let first = digit(values, amax);
             put(&first, row, width, self.sums, coarse.0, coarse.1);
-            if amax > limits[row] && amax.is_finite() {
+            if amax > *limit && amax.is_finite() {
                 flags |= 1 << row;
                 put(&second_digit(values, &first), row, width, self.sums, fine.0, fine.1);
             }

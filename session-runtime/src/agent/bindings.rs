@@ -3,7 +3,7 @@
 /// World of a tool.
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated from WIT")]
 pub(super) mod tool {
-    pub use session_runtime::tool::types::EffectClass;
+    pub use self::session_runtime::tool::types::EffectClass;
 
     /// What a call gives back.
     pub type Outcome = Result<Output, Error>;

@@ -56,8 +56,11 @@ pub(super) fn run(
         }
         subject.sessions(tell)?;
         subject.perplexity(tell)?;
-        let resident = subject.engine.weight_bytes() as f64;
-        tell(figure(&format!("{name}/weights"), "bytes_resident", resident, "B"));
+        let once = |figure| Figure { n: 1, ..figure };
+        let resident =
+            figure(&subject.case("weights"), "bytes_resident", subject.engine.weight_bytes() as f64, "B");
+        tell(once(share(resident, "file", subject.file_bytes as f64)));
+        tell(once(figure(&subject.case("load"), "seconds", subject.load_seconds, "s")));
         ceilings.tell(tell);
     }
     Ok(())
@@ -129,20 +132,33 @@ struct Subject {
     pool: PagePool,
     tokenizer: Tokenizer,
     peer: Option<Peer>,
+    file_bytes: u64,
+    load_seconds: f64,
 }
 
 impl Subject {
     fn open(name: &str, backend: Arc<CpuBackend>, peer: Option<&Path>) -> Result<Self, Error> {
         let threads = backend.threads();
+        let begun = Instant::now();
         let model = models::open(name)?;
         let rows = CONTEXT.max(SESSIONS * (SESSION_CONTEXT + DECODE)) + 64;
         let budget_bytes = (model.config.kv_token_bytes() * rows) as u64;
         let options = EngineOptions { budget_bytes, context_length: CONTEXT + 64, step_rows: STEP_ROWS };
         let engine = engine::open(backend, &model, options)?;
+        let load_seconds = begun.elapsed().as_secs_f64();
         let pool = PagePool::new(engine.pool_spec().pages);
         let path = models::catalog::resolve(name)?.path;
+        let file_bytes = std::fs::metadata(&path).map_or(0, |file| file.len());
         let peer = peer.map(|program| Peer::start(program, &path, threads, rows, SESSIONS)).transpose()?;
-        Ok(Self { name: name.to_owned(), engine, pool, tokenizer: model.tokenizer, peer })
+        Ok(Self {
+            name: name.to_owned(),
+            engine,
+            pool,
+            tokenizer: model.tokenizer,
+            peer,
+            file_bytes,
+            load_seconds,
+        })
     }
 
     fn case(&self, part: &str) -> String {

@@ -28,13 +28,14 @@ pub(super) fn check(model: &LoadedModel, pool: PoolSpec, options: EngineOptions)
     }
 }
 
-/// Bytes the weights take at most. Repacked weights take at most about twice the bytes they are stored in; those
-/// quantised at load take 34 bytes for 32 values.
+/// Bytes the weights take at most: repacked, a tenth more than stored, for rows that are padded to whole groups; quantised
+/// at load, 34 bytes for 32 values.
 fn weight_bytes(model: &LoadedModel) -> u64 {
-    match model.precision {
-        Precision::Stored => model.weights.file_bytes().saturating_mul(2),
-        Precision::Q8_0 => (model.weights.parameters() / 32).saturating_mul(2 * 34),
-    }
+    let stored = match model.precision {
+        Precision::Stored => model.weights.file_bytes(),
+        Precision::Q8_0 => (model.weights.parameters() / 32).saturating_mul(34),
+    };
+    stored.saturating_add(stored / 10)
 }
 
 /// Bytes of the buffers of a step and of the rotary factors, all f32.
