@@ -99,6 +99,16 @@ impl AttentionShape {
     }
 }
 
+/// One of several products of the same inputs.
+pub struct Output<'a, B: Backend + ?Sized> {
+    /// The matrix.
+    pub weights: &'a B::Matrix,
+    /// Added to every row.
+    pub bias: Option<&'a B::Vector>,
+    /// Where the product goes.
+    pub out: &'a mut B::Tensor,
+}
+
 /// A device that runs the forward pass. `rows` arguments count valid rows from the start of a buffer.
 pub trait Backend: Send + Sync + 'static {
     /// A weight matrix resident on the device, repacked for its kernels.
@@ -144,6 +154,13 @@ pub trait Backend: Send + Sync + 'static {
         bias: Option<&Self::Vector>,
         x: &Self::Tensor,
         out: &mut Self::Tensor,
+        rows: usize,
+    ) -> Result<(), KernelError>;
+    /// [`Backend::linear`] for several matrices at once, so that what they share is done once.
+    fn linears(
+        &self,
+        products: &mut [Output<'_, Self>],
+        x: &Self::Tensor,
         rows: usize,
     ) -> Result<(), KernelError>;
     /// `out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight`.

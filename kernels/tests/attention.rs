@@ -231,16 +231,24 @@ proptest! {
 }
 
 #[test]
-fn a_long_context_is_right_and_the_same_on_all_threads() {
-    let shape = AttentionShape { heads: 6, kv_heads: 1, head_dim: 16, scale: 0.25, window: None };
-    let mut random = Random::new(11);
-    let sequence = Sequence::new(&mut random, shape, 1200);
-    let (one, lse) = run(&backend(1, best_isa()), &sequence, 1200, &mut random);
-    let (two, _) = run(&backend(2, best_isa()), &sequence, 500, &mut random);
-    assert_eq!(bits(&one), bits(&two));
-    let (want, want_lse) = sequence.expected();
-    let pairs = one.iter().zip(&want).chain(lse.iter().zip(&want_lse));
-    assert!(pairs.into_iter().all(|(got, want)| (f64::from(*got) - want).abs() < 1e-4));
+fn i1_a_context_of_several_partitions_is_right_and_the_same_however_it_is_cut() {
+    for window in [None, Some(700), Some(40)] {
+        let shape = AttentionShape { heads: 6, kv_heads: 1, head_dim: 16, scale: 0.25, window };
+        let mut random = Random::new(11);
+        let sequence = Sequence::new(&mut random, shape, 1200);
+        let (one, lse) = run(&backend(1, best_isa()), &sequence, 1200, &mut random);
+        for isa in Isa::available() {
+            // Rows one by one have their partitions computed apart.
+            for piece in [1, 500] {
+                let (other, other_lse) = run(&backend(2, isa), &sequence, piece, &mut random);
+                assert_eq!(bits(&one), bits(&other), "{} {window:?} {piece}", isa.name());
+                assert_eq!(bits(&lse), bits(&other_lse), "{} {window:?} {piece}", isa.name());
+            }
+        }
+        let (want, want_lse) = sequence.expected();
+        let pairs = one.iter().zip(&want).chain(lse.iter().zip(&want_lse));
+        assert!(pairs.into_iter().all(|(got, want)| (f64::from(*got) - want).abs() < 1e-4), "{window:?}");
+    }
 }
 
 #[test]

@@ -5,6 +5,10 @@
 //! sums by token index modulo 16, which is the slot in the page, and merged in slot order. A few (row, head)
 //! pairs of one KV head are walked together so that K and V are converted once for all of them; the
 //! sums of a pair do not notice. A window only moves the first page and masks what lies before it.
+//!
+//! A context is walked in partitions of [`PART_PAGES`] pages, cut at fixed places of the sequence and merged in order by
+//! their log-sum-exps, so that a partition's keys, values and scores stay in the cache. Where one row has a long context,
+//! its partitions are items of their own and merged afterwards by the same operations.
 
 use std::cell::RefCell;
 
@@ -18,11 +22,72 @@ use crate::backend::{AttentionShape, PAGE_TOKENS, PageId, RowGroup};
 /// (row, head) pairs of an item, roughly.
 const ITEM_PAIRS: usize = 48;
 
+/// Pages of a partition.
+const PART_PAGES: usize = 32;
+/// Tokens of a partition.
+const PART_TOKENS: usize = PART_PAGES * PAGE_TOKENS;
+
 const _: () = assert!(PAGE_TOKENS == 2 * LANES, "a page is two vectors of keys");
 
 thread_local! {
-    /// Scores of one tile of pairs; grows to the longest context seen.
-    static SCORES: RefCell<Vec<[f32; PAGE_TOKENS]>> = const { RefCell::new(Vec::new()) };
+    static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch::new()) };
+}
+
+/// What a thread needs for one tile of pairs.
+struct Scratch {
+    /// The queries, `[channel][pair]`.
+    queries: Vec<f32>,
+    /// Scores of a partition, `[page][pair][slot]`.
+    scores: Vec<[f32; PAGE_TOKENS]>,
+    /// Weighted values of a partition and of those before it, `[pair][channel]`.
+    part: Vec<f32>,
+    merged: Vec<f32>,
+}
+
+impl Scratch {
+    const fn new() -> Self {
+        Self { queries: Vec::new(), scores: Vec::new(), part: Vec::new(), merged: Vec::new() }
+    }
+
+    /// Makes room for `pairs` pairs.
+    fn reset(&mut self, pairs: usize, head_dim: usize) {
+        self.scores.resize(PART_PAGES * pairs, [0.0; PAGE_TOKENS]);
+        self.part.resize(pairs * head_dim, 0.0);
+        self.merged.resize(pairs * head_dim, 0.0);
+    }
+}
+
+/// The softmax of some partitions of one (row, head): the largest score and the sum of the weights relative to it. The
+/// weighted values are kept beside it.
+#[derive(Clone, Copy)]
+struct Softmax {
+    max: f32,
+    sum: f32,
+}
+
+/// Adds a partition to those before it: both sums are scaled to the larger maximum. (Rabe & Staats, "Self-attention Does
+/// Not Need O(n^2) Memory", 2021, section 3.)
+#[inline(always)]
+fn merge<L: Lanes>(
+    l: L,
+    before: Option<Softmax>,
+    merged: &mut [f32],
+    part: Softmax,
+    values: &[f32],
+) -> Softmax {
+    let Some(before) = before else {
+        merged.copy_from_slice(values);
+        return part;
+    };
+    let max = if part.max > before.max { part.max } else { before.max };
+    let factor = |of: Softmax| exp(l, l.splat(of.max - max));
+    let (old, new) = (factor(before), factor(part));
+    for (merged, value) in merged.as_chunks_mut().0.iter_mut().zip(values.as_chunks().0) {
+        l.store(l.fma(l.load(value), new, l.mul(l.load(merged), old)), merged);
+    }
+    let mut sum = [0.0; LANES];
+    l.store(l.fma(l.splat(part.sum), new, l.mul(l.splat(before.sum), old)), &mut sum);
+    Softmax { max, sum: sum[0] }
 }
 
 /// Checked arguments. Rows of `q` and `out` have `heads * head_dim` channels.
@@ -33,13 +98,21 @@ pub(super) struct Attention<'a> {
     pub(super) q: &'a [f32],
 }
 
-/// Rows `first..first + rows` of a group, for one KV head.
+/// Rows `first..first + rows` of a group, for one KV head; one partition alone where `part` says so.
 #[derive(Clone, Copy)]
 struct Item {
     group: usize,
     kv_head: usize,
     first: usize,
     rows: usize,
+    part: Option<Part>,
+}
+
+/// A partition that is an item, and where its pairs' results go.
+#[derive(Clone, Copy)]
+struct Part {
+    index: usize,
+    slot: usize,
 }
 
 /// Computes attention for all rows of all groups.
@@ -50,32 +123,118 @@ pub(super) fn attention(
     out: &mut [f32],
     lse: Option<&mut [f32]>,
 ) {
-    let per_kv = job.shape.heads / job.shape.kv_heads;
+    let shape = job.shape;
+    let per_kv = shape.heads / shape.kv_heads;
     let step = (ITEM_PAIRS / per_kv).max(1);
-    let mut items = Vec::new();
+    let (mut items, mut split, mut slots) = (Vec::new(), Vec::new(), 0);
     for (group, rows) in job.groups.iter().enumerate() {
-        // The last rows see the most tokens: they go first so that the workers end together.
-        for first in (0..rows.rows).step_by(step).rev() {
-            for kv_head in 0..job.shape.kv_heads {
-                items.push(Item { group, kv_head, first, rows: step.min(rows.rows - first) });
+        let parts =
+            shape.first_seen(rows.start) / PART_TOKENS..(rows.start + rows.rows).div_ceil(PART_TOKENS);
+        for kv_head in 0..shape.kv_heads {
+            if rows.rows == 1 && parts.len() > 1 {
+                let item = Item { group, kv_head, first: 0, rows: 1, part: None };
+                split.push(Split { item, first_slot: slots, parts: parts.len() });
+                for index in parts.clone() {
+                    items.push(Item { part: Some(Part { index, slot: slots }), ..item });
+                    slots += per_kv;
+                }
+                continue;
+            }
+            // The last rows see the most tokens: they go first so that the workers end together.
+            for first in (0..rows.rows).step_by(step).rev() {
+                items.push(Item { group, kv_head, first, rows: step.min(rows.rows - first), part: None });
             }
         }
     }
+    let width = shape.head_dim + 2;
+    let mut partial = vec![0.0; slots * width];
+    let partial = Disjoint::new(&mut partial);
     let out = Disjoint::new(out);
     let lse = lse.map(Disjoint::new);
+    let to = Target { out: &out, lse: lse.as_ref(), partial: &partial };
     workers.run(items.len(), &|item| {
-        SCORES.with_borrow_mut(|scores| {
-            dispatch(isa, Run { job, item: items[item], scores, out: &out, lse: lse.as_ref() });
-        });
+        SCRATCH.with_borrow_mut(|scratch| dispatch(isa, Run { job, item: items[item], scratch, to }));
     });
+    workers.run(split.len(), &|item| {
+        SCRATCH.with_borrow_mut(|scratch| dispatch(isa, Merge { job, split: split[item], scratch, to }));
+    });
+}
+
+/// Where results go.
+#[derive(Clone, Copy)]
+struct Target<'a> {
+    out: &'a Disjoint<'a, f32>,
+    lse: Option<&'a Disjoint<'a, f32>>,
+    /// Partitions that are items: for each pair of each the maximum, the sum and the weighted values.
+    partial: &'a Disjoint<'a, f32>,
+}
+
+impl Target<'_> {
+    /// Writes the result of one (row, head).
+    #[inline(always)]
+    fn put<L: Lanes>(&self, l: L, shape: AttentionShape, pair: &Pair<'_>, softmax: Softmax, values: &[f32]) {
+        let at = pair.row * shape.heads + pair.head;
+        // SAFETY: a (row, head) belongs to one item.
+        let out = unsafe { self.out.slice(at * shape.head_dim, shape.head_dim) };
+        for (out, value) in out.as_chunks_mut().0.iter_mut().zip(values.as_chunks().0) {
+            l.store(l.div(l.load(value), l.splat(softmax.sum)), out);
+        }
+        if let Some(lse) = self.lse {
+            let value = f64::from(softmax.max) + libm::log(f64::from(softmax.sum));
+            // SAFETY: as above.
+            unsafe { lse.slice(at, 1) }.fill(value as f32);
+        }
+    }
+}
+
+/// A row whose partitions were items, for one KV head.
+#[derive(Clone, Copy)]
+struct Split {
+    item: Item,
+    first_slot: usize,
+    parts: usize,
+}
+
+/// Merges the partitions of a row.
+struct Merge<'a> {
+    job: &'a Attention<'a>,
+    split: Split,
+    scratch: &'a mut Scratch,
+    to: Target<'a>,
+}
+
+impl Kernel for Merge<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) {
+        let shape = self.job.shape;
+        let (per_kv, width) = (shape.heads / shape.kv_heads, shape.head_dim + 2);
+        self.scratch.reset(1, shape.head_dim);
+        for index in 0..per_kv {
+            let mut softmax = None;
+            for part in 0..self.split.parts {
+                let slot = self.split.first_slot + part * per_kv + index;
+                // SAFETY: the items that wrote it have ended, and this one alone reads it.
+                let partial = unsafe { self.to.partial.slice(slot * width, width) };
+                if let [max, sum, values @ ..] = partial {
+                    let part = Softmax { max: *max, sum: *sum };
+                    softmax = Some(merge(l, softmax, &mut self.scratch.merged, part, values));
+                }
+            }
+            if let Some(softmax) = softmax {
+                let pair = self.job.pair(self.split.item, index);
+                self.to.put(l, shape, &pair, softmax, &self.scratch.merged);
+            }
+        }
+    }
 }
 
 struct Run<'a> {
     job: &'a Attention<'a>,
     item: Item,
-    scores: &'a mut Vec<[f32; PAGE_TOKENS]>,
-    out: &'a Disjoint<'a, f32>,
-    lse: Option<&'a Disjoint<'a, f32>>,
+    scratch: &'a mut Scratch,
+    to: Target<'a>,
 }
 
 /// One (row, head): where it lies and which tokens it sees.
@@ -106,6 +265,13 @@ impl Span<'_> {
 }
 
 impl Pair<'_> {
+    /// Whether it sees a token of the span.
+    #[inline(always)]
+    fn sees(&self, span: Span<'_>) -> bool {
+        let first = span.first * PAGE_TOKENS;
+        self.from < first + span.table.len() * PAGE_TOKENS && self.tokens > first
+    }
+
     /// Tokens at the front of page `page` that it does not see: they lie before its window.
     #[inline(always)]
     fn hidden(&self, page: usize) -> usize {
@@ -150,38 +316,75 @@ impl Kernel for Run<'_> {
     }
 }
 
+impl<'a> Attention<'a> {
+    /// (row, head) pair `index` of an item.
+    #[inline(always)]
+    fn pair(&self, item: Item, index: usize) -> Pair<'a> {
+        let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
+        let (row, head) = (index / (heads / kv_heads), index % (heads / kv_heads));
+        let head = item.kv_head * (heads / kv_heads) + head;
+        let group = &self.groups[item.group];
+        let at = ((group.first_row + item.first + row) * heads + head) * head_dim;
+        let token = group.start + item.first + row;
+        let (from, tokens) = (self.shape.first_seen(token), token + 1);
+        Pair { q: &self.q[at..at + head_dim], row: group.first_row + item.first + row, head, from, tokens }
+    }
+}
+
 impl Run<'_> {
     #[inline(always)]
     fn pairs<L: Lanes, const N: usize>(&mut self, l: L, first: usize) {
-        let (job, item) = (self.job, self.item);
-        let AttentionShape { heads, kv_heads, head_dim, .. } = job.shape;
-        let group = &job.groups[item.group];
-        let pairs: [Pair<'_>; N] = std::array::from_fn(|n| {
-            let (row, head) = ((first + n) / (heads / kv_heads), (first + n) % (heads / kv_heads));
-            let head = item.kv_head * (heads / kv_heads) + head;
-            let at = ((group.first_row + item.first + row) * heads + head) * head_dim;
-            let token = group.start + item.first + row;
-            let (from, tokens) = (job.shape.first_seen(token), token + 1);
-            Pair { q: &job.q[at..at + head_dim], row: group.first_row + item.first + row, head, from, tokens }
-        });
-        let first_page = pairs[0].from / PAGE_TOKENS;
-        let table = &group.tables[item.kv_head][first_page..pairs[N - 1].tokens.div_ceil(PAGE_TOKENS)];
-        let (pages, span) = (table.len(), Span { table, first: first_page });
-        if self.scores.len() < pages * N {
-            self.scores.resize(pages * N, [0.0; PAGE_TOKENS]);
+        let (job, item, dim) = (self.job, self.item, self.job.shape.head_dim);
+        let mut pairs = [job.pair(item, first); N];
+        for (n, pair) in pairs.iter_mut().enumerate() {
+            *pair = job.pair(item, first + n);
         }
-        let scores = &mut self.scores[..pages * N];
-        let maxima = score_pass(l, job, span, &pairs, scores);
-        let sums = weight_pass(l, span, &pairs, maxima, scores);
-        let values = Values { job, span, pairs: &pairs, weights: scores, sums, out: self.out };
-        for channel in (0..head_dim / LANES).step_by(2) {
-            values.two(l.wide(), channel);
+        self.scratch.reset(N, dim);
+        let mut queries = std::mem::take(&mut self.scratch.queries);
+        queries.clear();
+        queries.extend((0..dim).flat_map(|channel| pairs.iter().map(move |pair| pair.q[channel])));
+        let table = job.groups[item.group].tables[item.kv_head];
+        let pages = pairs[0].from / PAGE_TOKENS..pairs[N - 1].tokens.div_ceil(PAGE_TOKENS);
+        let parts = match item.part {
+            Some(part) => part.index..part.index + 1,
+            None => pages.start / PART_PAGES..pages.end.div_ceil(PART_PAGES),
+        };
+        let mut softmax = [None; N];
+        for index in parts {
+            let first_page = pages.start.max(index * PART_PAGES);
+            let span = Span {
+                table: &table[first_page..pages.end.min((index + 1) * PART_PAGES)],
+                first: first_page,
+            };
+            let scores = &mut self.scratch.scores[..span.table.len() * N];
+            let maxima = score_pass(l, job, span, &pairs, queries.as_chunks().0, scores);
+            let sums = weight_pass(l, span, &pairs, maxima, scores);
+            let mut values =
+                Values { job, span, pairs: &pairs, weights: scores, out: &mut self.scratch.part };
+            for channel in (0..dim / LANES).step_by(2) {
+                values.two(l.wide(), channel);
+            }
+            for n in 0..N {
+                let values = &self.scratch.part[n * dim..(n + 1) * dim];
+                let part = Softmax { max: maxima[n], sum: sums[n] };
+                if let Some(to) = item.part {
+                    let width = dim + 2;
+                    // SAFETY: a slot belongs to one pair of one item.
+                    let partial = unsafe { self.to.partial.slice((to.slot + first + n) * width, width) };
+                    if let [max, sum, out @ ..] = partial {
+                        (*max, *sum) = (part.max, part.sum);
+                        out.copy_from_slice(values);
+                    }
+                } else if pairs[n].sees(span) {
+                    let merged = &mut self.scratch.merged[n * dim..(n + 1) * dim];
+                    softmax[n] = Some(merge(l, softmax[n], merged, part, values));
+                }
+            }
         }
-        if let Some(lse) = self.lse {
-            for ((pair, max), sum) in pairs.iter().zip(maxima).zip(sums) {
-                let value = f64::from(max) + libm::log(f64::from(sum));
-                // SAFETY: a (row, head) belongs to one item.
-                unsafe { lse.slice(pair.row * heads + pair.head, 1) }.fill(value as f32);
+        self.scratch.queries = queries;
+        for n in 0..N {
+            if let Some(softmax) = softmax[n] {
+                self.to.put(l, job.shape, &pairs[n], softmax, &self.scratch.merged[n * dim..(n + 1) * dim]);
             }
         }
     }
@@ -206,6 +409,7 @@ fn score_pass<L: Lanes, const N: usize>(
     job: &Attention<'_>,
     span: Span<'_>,
     pairs: &[Pair<'_>; N],
+    queries: &[[f32; N]],
     scores: &mut [[f32; PAGE_TOKENS]],
 ) -> [f32; N] {
     let w = l.wide();
@@ -213,15 +417,11 @@ fn score_pass<L: Lanes, const N: usize>(
     let mut maxima = [w.splat(f32::NEG_INFINITY); N];
     for ((page, id), scores) in span.pages().zip(scores.chunks_exact_mut(N)) {
         let keys = job.pool.page(id).0.as_chunks::<LANES>().0.as_chunks::<2>().0;
-        let mut queries = [&[0.0f32; 0][..]; N];
-        for n in 0..N {
-            queries[n] = &pairs[n].q[..keys.len()];
-        }
         let mut sums = [w.splat(0.0); N];
-        for (channel, keys) in keys.iter().enumerate() {
+        for (keys, queries) in keys.iter().zip(queries) {
             let keys = w.load_f16(keys);
             for n in 0..N {
-                sums[n] = w.fma(w.splat(queries[n][channel]), keys, sums[n]);
+                sums[n] = w.fma(w.splat(queries[n]), keys, sums[n]);
             }
         }
         for n in 0..N {
@@ -287,14 +487,13 @@ fn weight_pass<L: Lanes, const N: usize>(
     out
 }
 
-/// Weighted values of the tokens, divided by the sums.
+/// Weighted values of the tokens of a partition, `[pair][channel]`.
 struct Values<'a, const N: usize> {
     job: &'a Attention<'a>,
     span: Span<'a>,
     pairs: &'a [Pair<'a>; N],
     weights: &'a [[f32; PAGE_TOKENS]],
-    sums: [f32; N],
-    out: &'a Disjoint<'a, f32>,
+    out: &'a mut [f32],
 }
 
 /// Two vectors of a token's value; zeros behind the last one.
@@ -309,7 +508,7 @@ fn two_of(row: &[[u16; LANES]], channel: usize) -> [[u16; LANES]; 2] {
 impl<const N: usize> Values<'_, N> {
     /// Two vectors of channels, from vector `channel` on.
     #[inline(always)]
-    fn two<W: Wide>(&self, w: W, channel: usize) {
+    fn two<W: Wide>(&mut self, w: W, channel: usize) {
         let dim = self.job.shape.head_dim;
         let mut totals = [w.splat(0.0); N];
         for ((page, id), weights) in self.span.pages().zip(self.weights.as_chunks::<N>().0) {
@@ -337,19 +536,11 @@ impl<const N: usize> Values<'_, N> {
                 }
             }
         }
-        for (n, total) in totals.into_iter().enumerate() {
+        let width = (dim - channel * LANES).min(2 * LANES);
+        for (total, out) in totals.into_iter().zip(self.out.chunks_exact_mut(dim)) {
             let mut values = [[0.0; LANES]; 2];
-            w.store(w.div(total, w.splat(self.sums[n])), &mut values);
-            self.put(n, channel, &values.as_flattened()[..(dim - channel * LANES).min(2 * LANES)]);
+            w.store(total, &mut values);
+            out[channel * LANES..][..width].copy_from_slice(&values.as_flattened()[..width]);
         }
-    }
-
-    /// Writes channels of pair `n`.
-    #[inline(always)]
-    fn put(&self, n: usize, channel: usize, values: &[f32]) {
-        let AttentionShape { heads, head_dim, .. } = self.job.shape;
-        let at = (self.pairs[n].row * heads + self.pairs[n].head) * head_dim + channel * LANES;
-        // SAFETY: a (row, head) belongs to one item, and its channels to one pass.
-        unsafe { self.out.slice(at, values.len()) }.copy_from_slice(values);
     }
 }

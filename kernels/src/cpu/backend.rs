@@ -7,16 +7,15 @@ use super::attention::{Attention, attention};
 use super::buffer::Buffer;
 use super::geglu::GeGlu;
 use super::lanes::dispatch;
-use super::linear::{Product, linear};
+use super::linear::{Product, Scratch, linears};
 use super::norm::{HeadNorm, RmsNorm};
-use super::quantise::Activations;
 use super::rope::Rotate;
 use super::scale::Scale;
 use super::swiglu::SwiGlu;
 use super::workers::{Disjoint, MAX_THREADS, Workers};
 use super::{CpuMatrix, CpuOptions, CpuPool, CpuRope, CpuVector, Isa, Rounding, best_isa, check, embed};
 use crate::backend::{
-    AttentionShape, Backend, MatrixSpec, PageId, PoolSpec, RopePairing, RowGroup, cell_bytes,
+    AttentionShape, Backend, MatrixSpec, Output, PageId, PoolSpec, RopePairing, RowGroup, cell_bytes,
 };
 use crate::error::KernelError;
 
@@ -48,7 +47,7 @@ pub struct CpuBackend {
     isa: Isa,
     rounding: Rounding,
     workers: Workers,
-    activations: Mutex<Activations>,
+    scratch: Mutex<Scratch>,
 }
 
 impl CpuBackend {
@@ -69,7 +68,7 @@ impl CpuBackend {
             isa,
             rounding: options.rounding,
             workers: Workers::new(threads)?,
-            activations: Mutex::default(),
+            scratch: Mutex::default(),
         })
     }
 
@@ -195,16 +194,30 @@ impl Backend for CpuBackend {
         out: &mut CpuTensor,
         rows: usize,
     ) -> Result<(), KernelError> {
-        check::equal("linear", "columns of x", weights.cols, x.cols)?;
-        check::equal("linear", "columns of out", weights.rows, out.cols)?;
-        if let Some(bias) = bias {
-            check::equal("linear", "length of bias", weights.rows, bias.values.len())?;
-        }
+        self.linears(&mut [Output { weights, bias, out }], x, rows)
+    }
+
+    fn linears(
+        &self,
+        products: &mut [Output<'_, Self>],
+        x: &CpuTensor,
+        rows: usize,
+    ) -> Result<(), KernelError> {
+        let cols = x.cols;
         let x = x.head("linear", rows)?;
-        let out = out.head_mut("linear", rows)?;
-        let job = Product { matrix: weights, bias: bias.map(|bias| bias.values.as_slice()), x, rows };
-        let mut scratch = self.activations.lock().unwrap_or_else(PoisonError::into_inner);
-        linear(self.isa, self.rounding, &self.workers, &mut scratch, &job, out);
+        let (mut jobs, mut outs) = (Vec::new(), Vec::new());
+        for Output { weights, bias, out } in products {
+            check::equal("linear", "columns of x", weights.cols, cols)?;
+            check::equal("linear", "columns of out", weights.rows, out.cols)?;
+            if let Some(bias) = bias {
+                check::equal("linear", "length of bias", weights.rows, bias.values.len())?;
+            }
+            let bias = bias.map(|bias| bias.values.as_slice());
+            jobs.push(Product { matrix: weights, bias, x, rows });
+            outs.push(Disjoint::new(out.head_mut("linear", rows)?));
+        }
+        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        linears(self.isa, self.rounding, &self.workers, &mut scratch, &jobs, &outs);
         Ok(())
     }
 

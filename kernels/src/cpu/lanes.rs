@@ -128,8 +128,6 @@ pub(crate) trait Wide: Copy {
     fn load_f16(self, v: &[[u16; LANES]; 2]) -> Self::F;
     /// As [`Lanes::max`].
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
-    /// `a / b`.
-    fn div(self, a: Self::F, b: Self::F) -> Self::F;
     /// `a * b`.
     fn mul(self, a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`, rounded once.
@@ -189,11 +187,6 @@ impl<L: Lanes> Wide for Two<L> {
     #[inline(always)]
     fn max(self, a: Self::F, b: Self::F) -> Self::F {
         [self.0.max(a[0], b[0]), self.0.max(a[1], b[1])]
-    }
-
-    #[inline(always)]
-    fn div(self, a: Self::F, b: Self::F) -> Self::F {
-        [self.0.div(a[0], b[0]), self.0.div(a[1], b[1])]
     }
 
     #[inline(always)]
@@ -346,7 +339,6 @@ mod tests {
             };
             put(w.mul(a, b));
             put(w.max(a, b));
-            put(w.div(a, b));
             put(w.load_f16(&[self.halves, self.halves.map(|v| v ^ 0x8001)]));
             put(w.fma(a, w.splat(0.3), c));
             let both = w.load_bytes(&[self.codes.map(|v| v & 63), self.codes.map(|v| v >> 2)]);

@@ -186,11 +186,6 @@ impl Wide for Avx512 {
     }
 
     #[inline(always)]
-    fn div(self, a: __m512, b: __m512) -> __m512 {
-        with_avx512!(_mm512_div_ps(a, b))
-    }
-
-    #[inline(always)]
     fn mul(self, a: __m512, b: __m512) -> __m512 {
         with_avx512!(_mm512_mul_ps(a, b))
     }

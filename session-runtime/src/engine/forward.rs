@@ -235,8 +235,11 @@ impl<B: Backend> Engine<B> {
         let layer: &Layer<B> = &self.weights.layers[index];
 
         backend.rms_norm(hidden, &layer.attention_norm, config.rms_eps, normed, rows)?;
-        backend.linear(&layer.key.weights, layer.key.bias.as_ref(), normed, key, rows)?;
-        backend.linear(&layer.value.weights, layer.value.bias.as_ref(), normed, value, rows)?;
+        let mut products = vec![layer.key.product_to(key), layer.value.product_to(value)];
+        if whole {
+            products.push(layer.query.product_to(query));
+        }
+        backend.linears(&mut products, normed, rows)?;
         if let Some([_, norm]) = &layer.head_norms {
             backend.head_norm(key, config.kv_heads, norm, config.rms_eps, rows)?;
         }
@@ -250,7 +253,6 @@ impl<B: Backend> Engine<B> {
         if !whole {
             return Ok(());
         }
-        backend.linear(&layer.query.weights, layer.query.bias.as_ref(), normed, query, rows)?;
         if let Some([norm, _]) = &layer.head_norms {
             backend.head_norm(query, config.heads, norm, config.rms_eps, rows)?;
         }
@@ -266,8 +268,7 @@ impl<B: Backend> Engine<B> {
         }
 
         backend.rms_norm(hidden, &layer.ffn_norm, config.rms_eps, normed, rows)?;
-        backend.linear(&layer.gate.weights, None, normed, gate, rows)?;
-        backend.linear(&layer.up.weights, None, normed, up, rows)?;
+        backend.linears(&mut [layer.gate.product_to(gate), layer.up.product_to(up)], normed, rows)?;
         match config.gate {
             Gate::Silu => backend.swiglu(gate, up, rows)?,
             Gate::Gelu => backend.geglu(gate, up, rows)?,

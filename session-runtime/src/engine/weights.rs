@@ -1,6 +1,6 @@
 //! A model's weights on a device.
 
-use kernels::backend::{Backend, MatrixSpec, PoolSpec};
+use kernels::backend::{Backend, MatrixSpec, Output, PoolSpec};
 use kernels::error::KernelError;
 
 use crate::error::{Error, ErrorKind};
@@ -28,6 +28,13 @@ pub(super) struct Layer<B: Backend> {
 pub(super) struct Linear<B: Backend> {
     pub weights: B::Matrix,
     pub bias: Option<B::Vector>,
+}
+
+impl<B: Backend> Linear<B> {
+    /// Its product, to be written to `out`.
+    pub(super) fn product_to<'a>(&'a self, out: &'a mut B::Tensor) -> Output<'a, B> {
+        Output { weights: &self.weights, bias: self.bias.as_ref(), out }
+    }
 }
 
 /// All weights of a model.
