@@ -1,8 +1,8 @@
 //! An application with the runtime inside: it adds a tool of its own, runs two sessions, moves one out of
 //! memory and continues it.
 //!
-//! `cargo run --example embedded [MODEL] [DIR]`: MODEL is an alias or a .gguf file (default
-//! `smollm2-135m`); DIR holds guests. With the guest `assistant` in it the tool is offered to that agent.
+//! `cargo run --example embedded [MODEL] [DIR]`: MODEL is an alias, a .gguf file or a checkpoint's directory
+//! (default `smollm2-135m`); DIR holds guests. With the guest `assistant` in it the tool is offered to that agent.
 
 #![expect(clippy::print_stdout, reason = "an example speaks on the terminal")]
 

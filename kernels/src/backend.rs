@@ -57,7 +57,7 @@ impl PoolSpec {
 pub enum RopePairing {
     /// Channel `2i` with `2i + 1` (the `llama` architecture in GGUF files).
     Adjacent,
-    /// Channel `i` with `i + head_dim / 2` (`qwen2`, `qwen3`).
+    /// Channel `i` with `i + head_dim / 2` (`qwen2`, `qwen3`, and every checkpoint).
     Halves,
 }
 

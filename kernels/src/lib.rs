@@ -4,8 +4,8 @@
 //! block tables and weights reach it as plain slices.
 //!
 //! Layout: [`formats`] names the storage types of weights, [`cpu`] is the backend that runs on the
-//! host's processor, and [`mod@reference`] keeps the slow, obvious twin of every kernel under the same
-//! name, as the oracle of its tests.
+//! host's processor, and [`mod@reference`] keeps slow, obvious twins of its kernels under the same
+//! names, as the oracles of their tests.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 pub mod backend;

@@ -26,11 +26,11 @@ pub struct Throttle {
 pub struct Config {
     /// Where journal, index and cells are kept.
     pub data_dir: PathBuf,
-    /// Alias or path of the model.
+    /// Alias of the model, or the path of a GGUF file or of a checkpoint's directory.
     pub model: String,
     /// How the floats of a checkpoint are kept on the device.
     pub weights: Precision,
-    /// How activations are rounded on the CPU.
+    /// How activations are rounded before quantised weights; a field of the contract.
     pub rounding: Rounding,
     /// Bytes of KV pages on the device.
     pub device_budget_bytes: u64,
@@ -48,7 +48,8 @@ pub struct Config {
     pub save_when_idle: bool,
     /// When the next tokens are guessed from the history; what is sampled does not change.
     pub speculation: Speculation,
-    /// How long a step may take while sessions wait for their next token: longer prompts are read in smaller pieces.
+    /// How long reading a piece of a prompt may be predicted to take while sessions wait for their next token; a
+    /// piece has at least a page.
     pub step_time: Duration,
     /// Whether turns that a crash interrupted go on at start.
     pub resume_turns: bool,

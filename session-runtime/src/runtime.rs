@@ -42,7 +42,7 @@ pub struct ModelInfo {
     pub vocab: u64,
     /// Bytes of KV for each token.
     pub kv_bytes_per_token: u64,
-    /// SHA-256 of the weights file.
+    /// Digest of the weights: SHA-256 of a GGUF file; of a checkpoint, over its files, configuration and precision.
     pub weights_digest: String,
 }
 

@@ -1,4 +1,4 @@
-//! Eight rows, keys or channels at a time: the vector operations every kernel is written in.
+//! Eight or sixteen rows, keys or channels at a time: the vector operations every kernel is written in.
 //!
 //! A kernel is one generic function over [`Lanes`]; a lane owns one output and walks its sum in
 //! scalar order. Each operation is exact or correctly rounded and lanes never mix, so an

@@ -103,10 +103,10 @@ pub fn best_isa() -> Isa {
 /// How exactly activations are rounded before they meet quantised weights. Each is a numerics class of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rounding {
-    /// To 8 bits in blocks of 32; blocks that stand out of their row to 16. What other engines do, or better.
+    /// To 8 bits in blocks of 32; blocks that stand out of their row to 16.
     #[default]
     Fast,
-    /// To 16 bits. A prompt takes up to twice as long; logits are those of float activations.
+    /// To 16 bits, with twice the multiplications; logits come nearer to those of float activations.
     Fine,
 }
 

@@ -2,8 +2,9 @@
 //!
 //! `scale = amax / 127`, codes are rounded half to even. A block whose largest magnitude stands out of its row
 //! ([`OUTLIER`]) would lose what its other values say, and more of the row's sum than all other blocks
-//! together: it gets a second digit, what rounding left over in units of `scale / 254`. Everything is computed
-//! from the row alone. The order in memory is the one in which a kernel reads: panels of [`PANEL_ROWS`] rows; in a panel,
+//! together: it gets a second digit, what rounding left over in units of `scale / 254`. With [`Rounding::Fine`]
+//! every block gets one. Everything is computed from the row alone. The order in memory is the one in which a
+//! kernel reads: panels of [`PANEL_ROWS`] rows; in a panel,
 //! chunks of [`CHUNK_BLOCKS`] blocks; in a chunk, tiles of up to [`TILE`] rows; in a tile, blocks. Codes of a
 //! block are `[step][row of tile][4]`, metadata `[word][row of tile]`.
 

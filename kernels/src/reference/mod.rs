@@ -1,4 +1,4 @@
-//! The slow, obvious twin of every kernel, under the same name: plain loops over plain slices, f64 where
+//! Slow, obvious twins of the kernels, under the same names: plain loops over plain slices, f64 where
 //! it helps. The oracle of the tests, written from the formats' definitions and never from the kernels.
 
 mod append;

@@ -1,5 +1,6 @@
 //! `bench engine`: tokens per second of prefill and decode at a short and a long context and with several sessions at
-//! once, beside a peer where one is given, and as shares of what the machine can do.
+//! once, beside a peer where one is given, and as shares of what the machine can do; perplexity of a fixed text,
+//! bytes of the weights, seconds of loading.
 
 use std::path::Path;
 use std::sync::Arc;

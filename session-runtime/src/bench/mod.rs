@@ -20,7 +20,7 @@ pub struct Figure {
     pub case: String,
     /// What was measured.
     pub metric: &'static str,
-    /// Median.
+    /// Median of the runs; of the time of a single layer their mean.
     pub value: f64,
     /// Unit of the value.
     pub unit: &'static str,

@@ -16,10 +16,10 @@ const MODELS: [&str; 2] = ["smollm2-135m", "qwen2.5-coder-0.5b"];
 /// Options of `bench`.
 #[derive(Args, Debug)]
 pub(super) struct Bench {
-    /// Name of the benchmark
+    /// engine: prefill, decode, perplexity, load time; restore: load, recompute and planned over a throttled disk
     #[arg(value_parser = bench::NAMES)]
     name: String,
-    /// A peer's program to measure beside ours, as built by `cargo xtask bench engine --peer llama-cpp`
+    /// A peer's program to measure beside ours in `engine`, as built by `cargo xtask bench engine --peer llama-cpp`
     #[arg(long, value_name = "PROGRAM")]
     peer: Option<PathBuf>,
     /// Prints one JSON object a line

@@ -19,39 +19,41 @@ pub(super) const DEFAULT_MODEL: &str = "qwen2.5-coder-0.5b";
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Global options")]
 pub(super) struct Options {
-    /// Where sessions are kept [default: $XDG_DATA_HOME/session-runtime]
+    /// Where sessions are kept [default: session-runtime in $XDG_DATA_HOME, or in .local/share of the home folder]
     #[arg(long, global = true, value_name = "DIR", env = "SESSION_RUNTIME_DATA")]
     data_dir: Option<PathBuf>,
     /// Model: an alias of `model ls`, a .gguf file, or a directory with config.json [default: qwen2.5-coder-0.5b]
     #[arg(long, global = true, value_name = "NAME", env = "SESSION_RUNTIME_MODEL")]
     pub(super) model: Option<String>,
-    /// Quantises the floats of a checkpoint at load: q8_0 or none
+    /// Quantises the floats of a checkpoint at load: q8_0 or none [default: none]
     #[arg(long, global = true, value_name = "TYPE")]
     quantise: Option<Precision>,
-    /// How activations are rounded on the CPU: fast (to 8 bits, outliers to 16) or fine (to 16 bits, prompts take up to
-    /// twice as long). KV of one is not used by the other
+    /// How activations are rounded before quantised weights: fast (to 8 bits, outliers to 16) or fine (to 16 bits,
+    /// twice the multiplications). KV of one is not used by the other [default: fast]
     #[arg(long, global = true, value_name = "NAME")]
     rounding: Option<Rounding>,
     /// Guesses next tokens from the history and checks them, which changes none: auto (where measured faster), always or
-    /// off
+    /// off [default: auto]
     #[arg(long, global = true, value_name = "WHEN")]
     speculate: Option<Speculation>,
-    /// Memory for KV, such as 256MiB
+    /// Memory for KV, such as 256MiB [default: 1GiB]
     #[arg(long, global = true, value_name = "BYTES")]
     device_budget: Option<Bytes>,
-    /// Disk space for saved KV, such as 4GiB
+    /// Disk space for saved KV, such as 4GiB [default: 16GiB]
     #[arg(long, global = true, value_name = "BYTES")]
     disk_quota: Option<Bytes>,
     /// Threads of the model [default: one per processor]
     #[arg(long, global = true, value_name = "N")]
     threads: Option<usize>,
-    /// How KV comes back: planned, load, recompute or cut:N
+    /// How KV comes back: planned (by measured costs), load, recompute, alternate (every other chunk) or cut:N (the N
+    /// lowest layers recomputed, the others loaded) [default: planned]
     #[arg(long, global = true, value_name = "MODE")]
     restore: Option<RestoreMode>,
     /// Slows reads of saved KV to this many bytes per second
     #[arg(long, global = true, value_name = "BYTES")]
     throttle_disk: Option<Bytes>,
-    /// Directory of agents and tools (NAME.wasm); may be repeated
+    /// Directory of agents and tools (NAME.wasm); may be repeated [default: guests beside the program, in the folder
+    /// above it, and in the data directory]
     #[arg(long, global = true, value_name = "DIR")]
     guests: Vec<PathBuf>,
     /// What is logged to standard error: error, warn, info, debug, or a filter per module

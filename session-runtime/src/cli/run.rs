@@ -28,7 +28,8 @@ pub(super) struct Run {
     /// Tool the new session may call; may be repeated
     #[arg(long = "tool", value_name = "NAME")]
     tools: Vec<String>,
-    /// Directory that tools may read, by a name of your choice; may be repeated
+    /// Directory that tools may read, by a name of your choice; may be repeated. A running server allows only those
+    /// below one of its --grant-root directories
     #[arg(long = "grant", value_name = "NAME=DIR", value_parser = grant)]
     grants: Vec<(String, String)>,
     /// Parameter of the agent; the value is JSON, or else text; may be repeated

@@ -26,7 +26,8 @@ pub(super) struct Serve {
     /// Allows an address that other machines can reach, although there is no authentication
     #[arg(long)]
     allow_remote: bool,
-    /// Directory that clients may grant to their sessions, with everything in it; may be repeated
+    /// Directory that clients may grant to their sessions, with everything in it; may be repeated. Without one
+    /// nothing can be granted
     #[arg(long = "grant-root", value_name = "DIR", value_parser = directory)]
     grant_roots: Vec<PathBuf>,
 }

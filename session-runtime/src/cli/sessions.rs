@@ -41,7 +41,7 @@ pub(super) enum Sessions {
     Restore {
         /// Id of the session
         id: String,
-        /// planned, load, recompute or cut:N
+        /// planned, load, recompute, alternate or cut:N
         #[arg(long, default_value = "planned")]
         mode: RestoreMode,
     },

@@ -14,13 +14,13 @@ pub const CELL_LAYOUT: &str = "head-major-kv-f16-1";
 /// Everything the bits of a cell depend on besides its tokens and positions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Contract {
-    /// SHA-256 of the weights file.
+    /// Digest of the weights and of what else in the model's files decides the numbers.
     pub weights_digest: String,
     /// Architecture, shapes and the layer-kind table.
     pub architecture: String,
     /// Digest of the adapters; `none` without one.
     pub adapter_digest: String,
-    /// Digest of vocabulary, merges, token kinds and pre-tokenizer.
+    /// Digest of everything that decides which ids a text gets.
     pub tokenizer_digest: String,
     /// Rotary base, dimensions and pairing.
     pub rope: String,
@@ -95,7 +95,7 @@ mod tests {
             tokenizer_digest: "t".into(),
             rope: "r".into(),
             kv_layout: CELL_LAYOUT.into(),
-            numerics_class: "cpu-1".into(),
+            numerics_class: "cpu-2-fast".into(),
             lineage: "exact".into(),
             tenant_salt: String::new(),
         }

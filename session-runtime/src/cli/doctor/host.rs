@@ -16,7 +16,7 @@ pub(super) fn processor() -> Check {
         Isa::Scalar => Check::warning(
             "processor",
             format!("{threads} threads without AVX2, FMA and F16C: the plain kernels are used"),
-            "expect a tenth of the speed or less; a processor with AVX2 has the fast kernels",
+            "expect a small part of the speed; a processor with AVX2, FMA and F16C has the fast kernels",
         ),
         isa => Check::ok("processor", format!("{threads} threads, {} kernels", isa.name())),
     }
