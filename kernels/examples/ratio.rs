@@ -8,7 +8,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use kernels::backend::{AttentionShape, Backend, MatrixSpec, PageId, PoolSpec, RowGroup};
+use kernels::backend::{AttentionShape, Backend, KvType, MatrixSpec, PageId, PoolSpec, RowGroup};
 use kernels::cpu::{CpuBackend, CpuOptions, ceiling};
 use kernels::formats::TensorType;
 
@@ -157,7 +157,7 @@ fn attention(
 ) {
     let tokens = start + rows;
     let pages = tokens.div_ceil(16);
-    let pool = backend.pool(PoolSpec { pages: pages * kv_heads, head_dim }).unwrap();
+    let pool = backend.pool(PoolSpec { pages: pages * kv_heads, head_dim, kv_type: KvType::F16 }).unwrap();
     let tables: Vec<Vec<PageId>> =
         (0..kv_heads).map(|h| (0..pages).map(|p| PageId((p * kv_heads + h) as u32)).collect()).collect();
     let tables: Vec<&[PageId]> = tables.iter().map(Vec::as_slice).collect();

@@ -35,20 +35,67 @@ pub struct MatrixSpec {
     pub cols: usize,
 }
 
+/// How K and V are stored, in pages and in cells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvType {
+    /// Rounded to f16.
+    #[default]
+    F16,
+    /// As computed, in twice the bytes.
+    F32,
+}
+
+impl KvType {
+    /// Bytes of a value.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F16 => 2,
+            Self::F32 => 4,
+        }
+    }
+
+    /// `f16` or `f32`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F16 => "f16",
+            Self::F32 => "f32",
+        }
+    }
+}
+
+impl std::str::FromStr for KvType {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "f16" => Ok(Self::F16),
+            "f32" => Ok(Self::F32),
+            other => Err(format!("'{other}' is not a type of KV: use f16 or f32")),
+        }
+    }
+}
+
 /// Size of one pool of pages: `pages` pages of `PAGE_TOKENS` tokens with `head_dim` channels for K
-/// and for V, stored as f16.
+/// and for V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolSpec {
     /// Number of pages.
     pub pages: usize,
     /// Channels of one KV head.
     pub head_dim: usize,
+    /// How K and V are stored.
+    pub kv_type: KvType,
 }
 
 impl PoolSpec {
-    /// Bytes of one page (K and V, f16).
+    /// Bytes of one page (K and V).
     pub fn page_bytes(&self) -> usize {
-        2 * PAGE_TOKENS * self.head_dim * 2
+        2 * PAGE_TOKENS * self.head_dim * self.kv_type.bytes()
+    }
+
+    /// Bytes of a cell of `tokens` tokens: K and V of `kv_heads` KV heads.
+    pub fn cell_bytes(&self, kv_heads: usize, tokens: usize) -> usize {
+        kv_heads * 2 * tokens * self.head_dim * self.kv_type.bytes()
     }
 }
 
@@ -250,9 +297,4 @@ pub trait Backend: Send + Sync + 'static {
         tokens: usize,
         cell: &[u8],
     ) -> Result<(), KernelError>;
-}
-
-/// Bytes of a cell of `tokens` tokens: K and V of every KV head, f16.
-pub fn cell_bytes(kv_heads: usize, head_dim: usize, tokens: usize) -> usize {
-    kv_heads * 2 * tokens * head_dim * 2
 }

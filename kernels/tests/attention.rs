@@ -3,7 +3,7 @@
 
 mod sample;
 
-use kernels::backend::{AttentionShape, Backend, PAGE_TOKENS, PageId, PoolSpec, RowGroup, cell_bytes};
+use kernels::backend::{AttentionShape, Backend, KvType, PAGE_TOKENS, PageId, PoolSpec, RowGroup};
 use kernels::cpu::{CpuBackend, CpuPool, Isa, best_isa};
 use kernels::error::KernelError;
 use kernels::reference;
@@ -70,8 +70,8 @@ fn tables(random: &mut Random, pool_pages: usize, kv_heads: usize, tokens: usize
 
 /// A pool whose pages are full of NaN, so that a slot read before it was written shows.
 fn poisoned(backend: &CpuBackend, pages: usize, head_dim: usize) -> CpuPool {
-    let mut pool = backend.pool(PoolSpec { pages, head_dim }).unwrap();
-    let cell = [0xff, 0x7f].repeat(cell_bytes(1, head_dim, PAGE_TOKENS) / 2);
+    let mut pool = backend.pool(PoolSpec { pages, head_dim, kv_type: KvType::F16 }).unwrap();
+    let cell = [0xff, 0x7f].repeat(half_cell(1, head_dim, PAGE_TOKENS) / 2);
     for page in 0..pages as u32 {
         backend.scatter_cell(&mut pool, &[&[PageId(page)]], PAGE_TOKENS, &cell).unwrap();
     }
@@ -109,6 +109,11 @@ fn run(backend: &CpuBackend, sequence: &Sequence, piece: usize, random: &mut Ran
         sums.extend(lse);
     }
     (outs, sums)
+}
+
+/// Bytes of a cell of f16.
+fn half_cell(kv_heads: usize, head_dim: usize, tokens: usize) -> usize {
+    2 * 2 * kv_heads * head_dim * tokens
 }
 
 fn shapes() -> impl Strategy<Value = AttentionShape> {
@@ -207,7 +212,7 @@ proptest! {
         let [k, v] = [&sequence.k, &sequence.v].map(|x| tensor_of(&backend, x, kv_heads * head_dim));
         let group = RowGroup { tables: from, first_row: 0, rows: tokens, start: 0 };
         backend.append(&mut pool, shape, &[group], &k, &v).unwrap();
-        let mut cell = vec![0; cell_bytes(kv_heads, head_dim, tokens)];
+        let mut cell = vec![0; half_cell(kv_heads, head_dim, tokens)];
         backend.gather_cell(&pool, from, tokens, &mut cell).unwrap();
         let mut want = Vec::new();
         for head in 0..kv_heads {
@@ -254,8 +259,8 @@ fn i1_a_context_of_several_partitions_is_right_and_the_same_however_it_is_cut() 
 #[test]
 fn a_copied_page_is_the_same_and_the_others_stay() {
     let backend = backend(1, best_isa());
-    let mut pool = backend.pool(PoolSpec { pages: 3, head_dim: 8 }).unwrap();
-    let size = cell_bytes(1, 8, PAGE_TOKENS);
+    let mut pool = backend.pool(PoolSpec { pages: 3, head_dim: 8, kv_type: KvType::F16 }).unwrap();
+    let size = half_cell(1, 8, PAGE_TOKENS);
     let contents: Vec<Vec<u8>> =
         (0..3u8).map(|page| (0..size).map(|i| (i as u8 & 0x7f) ^ (page << 5)).collect()).collect();
     for (page, cell) in contents.iter().enumerate() {
@@ -285,7 +290,7 @@ fn group<'a>(tables: &'a [&'a [PageId]], first_row: usize, rows: usize, start: u
 fn pages_outside_the_pool_and_wrong_shapes_are_refused() {
     let backend = backend(1, best_isa());
     let shape = AttentionShape { heads: 2, kv_heads: 1, head_dim: 8, scale: 1.0, window: None };
-    let mut pool = backend.pool(PoolSpec { pages: 2, head_dim: 8 }).unwrap();
+    let mut pool = backend.pool(PoolSpec { pages: 2, head_dim: 8, kv_type: KvType::F16 }).unwrap();
     let (q, kv) = (backend.tensor(20, 16).unwrap(), backend.tensor(20, 8).unwrap());
     let mut out = backend.tensor(20, 16).unwrap();
     let good: &[PageId] = &[PageId(0), PageId(1)];
@@ -327,9 +332,9 @@ fn pages_outside_the_pool_and_wrong_shapes_are_refused() {
         backend.attention(&pool, shape, &[group(&[good], 0, 2, 0)], &q, &mut out, Some(&mut lse)).is_err()
     );
     for (pages, head_dim) in [(0, 8), (1, 0), (1, 12), (1, 4096), (usize::MAX, 8)] {
-        assert!(backend.pool(PoolSpec { pages, head_dim }).is_err());
+        assert!(backend.pool(PoolSpec { pages, head_dim, kv_type: KvType::F16 }).is_err());
     }
-    let mut cell = vec![0; cell_bytes(1, 8, 4)];
+    let mut cell = vec![0; half_cell(1, 8, 4)];
     assert!(backend.gather_cell(&pool, &[&[PageId(9)]], 4, &mut cell).is_err());
     assert!(backend.gather_cell(&pool, &[good], 5, &mut cell).is_err());
     assert!(backend.gather_cell(&pool, &[good], 33, &mut cell).is_err());

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use kernels::backend::KvType;
 use kernels::cpu::Rounding;
 
 use crate::agent::GuestLimits;
@@ -30,6 +31,8 @@ pub struct Config {
     pub model: String,
     /// How the floats of a checkpoint are kept on the device.
     pub weights: Precision,
+    /// How K and V are stored.
+    pub kv_type: KvType,
     /// How activations are rounded before quantised weights; a field of the contract.
     pub rounding: Rounding,
     /// Bytes of KV pages on the device.
@@ -78,6 +81,7 @@ impl Default for Config {
             data_dir: PathBuf::from("session-runtime-data"),
             model: "qwen2.5-coder-0.5b".to_owned(),
             weights: Precision::default(),
+            kv_type: KvType::default(),
             rounding: Rounding::default(),
             device_budget_bytes: 1 << 30,
             disk_quota_bytes: 16 << 30,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kernels::backend::Backend;
+use kernels::backend::{Backend, KvType};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use serde::Serialize;
 use store::{Store, StoreOptions, SystemClock};
@@ -11,7 +11,7 @@ use crate::agent::{AgentInfo, Guests, GuestsConfig, NativeTool, ToolInfo};
 use crate::config::{CONTEXT_LENGTH_DEFAULT, Config};
 use crate::engine::{self, EngineOptions};
 use crate::error::{Error, ErrorKind};
-use crate::kv::contract::{CELL_LAYOUT, Contract, hex};
+use crate::kv::contract::{Contract, cell_layout, hex};
 use crate::models::constraint::ConstraintFactory;
 use crate::models::{LoadedModel, ModelConfig};
 use crate::restore::plan::RestoreMode;
@@ -150,7 +150,7 @@ impl Runtime {
             0 => model.config.context_length.min(CONTEXT_LENGTH_DEFAULT),
             asked => asked.min(model.config.context_length),
         };
-        let contract = contract(&model, backend.as_ref(), &config.tenant_salt);
+        let contract = contract(&model, backend.as_ref(), config.kv_type, &config.tenant_salt);
         let (description, numerics_class) = (backend.describe(), backend.numerics_class().to_owned());
         let info = model_info(&config, &model, context_length);
         let mut warnings = guests.warnings();
@@ -159,8 +159,12 @@ impl Runtime {
 
         let sessions = Arc::new(SessionMap::default());
         let clock = Arc::new(SystemClock::default());
-        let options =
-            EngineOptions { budget_bytes: config.device_budget_bytes, context_length, step_rows: STEP_ROWS };
+        let options = EngineOptions {
+            budget_bytes: config.device_budget_bytes,
+            context_length,
+            step_rows: STEP_ROWS,
+            kv_type: config.kv_type,
+        };
         let (engine, model) = tokio::task::spawn_blocking(move || {
             engine::open(backend, &model, options).map(|engine| (engine, model))
         })
@@ -513,7 +517,12 @@ pub(crate) fn recovery_lines(report: &store::RecoveryReport) -> Vec<String> {
 }
 
 /// The contract of a model on a backend.
-pub fn contract<B: Backend>(model: &LoadedModel, backend: &B, tenant_salt: &str) -> Contract {
+pub fn contract<B: Backend>(
+    model: &LoadedModel,
+    backend: &B,
+    kv_type: KvType,
+    tenant_salt: &str,
+) -> Contract {
     let shape = &model.config;
     Contract {
         weights_digest: hex(&model.weights_digest),
@@ -531,7 +540,7 @@ pub fn contract<B: Backend>(model: &LoadedModel, backend: &B, tenant_salt: &str)
         adapter_digest: "none".to_owned(),
         tokenizer_digest: hex(&model.tokenizer_digest),
         rope: rope(shape),
-        kv_layout: CELL_LAYOUT.to_owned(),
+        kv_layout: cell_layout(kv_type),
         numerics_class: backend.numerics_class().to_owned(),
         lineage: "exact".to_owned(),
         tenant_salt: tenant_salt.to_owned(),
@@ -552,7 +561,7 @@ fn model_info(config: &Config, model: &LoadedModel, context_length: usize) -> Mo
         parameters: Some(model.weights.parameters()),
         context_length: context_length as u64,
         vocab: shape.vocab as u64,
-        kv_bytes_per_token: shape.kv_token_bytes() as u64,
+        kv_bytes_per_token: shape.kv_token_bytes(config.kv_type) as u64,
         weights_digest: hex(&model.weights_digest),
     }
 }

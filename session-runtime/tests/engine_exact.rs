@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use kernels::backend::KvType;
 use kernels::cpu::{CpuBackend, CpuOptions};
 use session_runtime::engine::{self, Engine, EngineOptions, LogitRows, SequenceRows};
 use session_runtime::kv::pool::PagePool;
@@ -14,7 +15,8 @@ const TOKENS: usize = 97;
 fn open(alias: &str, threads: usize) -> Engine<CpuBackend> {
     let model = models::open(alias).unwrap();
     let backend = Arc::new(CpuBackend::new(CpuOptions { threads, ..CpuOptions::default() }).unwrap());
-    let options = EngineOptions { budget_bytes: 256 << 20, context_length: 512, step_rows: 128 };
+    let options =
+        EngineOptions { budget_bytes: 256 << 20, context_length: 512, step_rows: 128, kv_type: KvType::F16 };
     engine::open(backend, &model, options).unwrap()
 }
 

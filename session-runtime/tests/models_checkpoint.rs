@@ -12,13 +12,15 @@ use std::sync::Arc;
 
 use checkpoints::TinyCheckpoint;
 use gguf_writer::{GgufFile, Sizes, small_model};
+use kernels::backend::KvType;
 use kernels::cpu::{CpuBackend, CpuOptions};
 use serde_json::json;
 use session_runtime::engine::{self, EngineOptions};
 use session_runtime::models::{self, Precision};
 use session_runtime::{Error, ErrorKind};
 
-const OPTIONS: EngineOptions = EngineOptions { budget_bytes: 1 << 20, context_length: 256, step_rows: 64 };
+const OPTIONS: EngineOptions =
+    EngineOptions { budget_bytes: 1 << 20, context_length: 256, step_rows: 64, kv_type: KvType::F16 };
 
 fn refusal(checkpoint: &TinyCheckpoint) -> Error {
     let error = models::open(&checkpoint.name()).unwrap_err();

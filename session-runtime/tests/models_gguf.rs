@@ -260,7 +260,7 @@ fn shapes_of_made_up_models() {
         assert_eq!((config.rope_pairing, config.qkv_bias, config.tied_embeddings), (pairing, bias, true));
         assert_eq!(config.layer_kinds, vec![LayerKind::Full; 3]);
         // 3 layers x (K and V) x 2 KV heads x 32 channels x 2 bytes
-        assert_eq!(config.kv_token_bytes(), 3 * 2 * 2 * 32 * 2);
+        assert_eq!(config.kv_token_bytes(kernels::backend::KvType::F16), 3 * 2 * 2 * 32 * 2);
     }
 }
 

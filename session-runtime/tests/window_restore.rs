@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use checkpoints::TinyCheckpoint;
-use kernels::backend::{PAGE_TOKENS, PageId};
+use kernels::backend::{KvType, PAGE_TOKENS, PageId};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use session_runtime::engine::sampler::SamplingParams;
 use session_runtime::engine::{self, Engine, EngineOptions, LogitRows, SequenceRows};
@@ -43,7 +43,12 @@ impl Subject {
         let checkpoint = TinyCheckpoint::new("gemma3");
         let model = models::open(&checkpoint.name()).unwrap();
         let backend = Arc::new(CpuBackend::new(CpuOptions { threads: 2, ..CpuOptions::default() }).unwrap());
-        let options = EngineOptions { budget_bytes: 4 << 20, context_length: 1024, step_rows: CHUNK_TOKENS };
+        let options = EngineOptions {
+            budget_bytes: 4 << 20,
+            context_length: 1024,
+            step_rows: CHUNK_TOKENS,
+            kv_type: KvType::F16,
+        };
         let engine = engine::open(backend, &model, options).unwrap();
         let config = engine.config();
         let windows = config.layer_kinds.iter().map(|kind| kind.window()).collect();
@@ -278,8 +283,9 @@ impl KvObserver for Unobserved {
 fn scheduler(directory: &Path, checkpoint: &TinyCheckpoint) -> (Scheduler, Arc<Tokenizer>) {
     let model = models::open(&checkpoint.name()).unwrap();
     let backend = Arc::new(CpuBackend::new(CpuOptions { threads: 2, ..CpuOptions::default() }).unwrap());
-    let contract = session_runtime::runtime::contract(&model, backend.as_ref(), "");
-    let options = EngineOptions { budget_bytes: 1 << 20, context_length: 1024, step_rows: 128 };
+    let contract = session_runtime::runtime::contract(&model, backend.as_ref(), KvType::F16, "");
+    let options =
+        EngineOptions { budget_bytes: 1 << 20, context_length: 1024, step_rows: 128, kv_type: KvType::F16 };
     let engine = engine::open(backend, &model, options).unwrap();
     let store = store::Store::open(directory, store::StoreOptions::default()).unwrap();
     let options = SchedulerOptions {

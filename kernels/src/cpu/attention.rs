@@ -14,7 +14,7 @@ use std::cell::RefCell;
 
 use super::exp::exp;
 use super::lanes::{Kernel, LANES, Lanes, Wide};
-use super::pages::CpuPool;
+use super::pages::{Element, PagesOf};
 use super::workers::{Disjoint, Workers};
 use super::{Isa, lanes::dispatch};
 use crate::backend::{AttentionShape, PAGE_TOKENS, PageId, RowGroup};
@@ -91,8 +91,8 @@ fn merge<L: Lanes>(
 }
 
 /// Checked arguments. Rows of `q` and `out` have `heads * head_dim` channels.
-pub(super) struct Attention<'a> {
-    pub(super) pool: &'a CpuPool,
+pub(super) struct Attention<'a, E: Element> {
+    pub(super) pages: &'a PagesOf<E>,
     pub(super) shape: AttentionShape,
     pub(super) groups: &'a [RowGroup<'a>],
     pub(super) q: &'a [f32],
@@ -116,10 +116,10 @@ struct Part {
 }
 
 /// Computes attention for all rows of all groups.
-pub(super) fn attention(
+pub(super) fn attention<E: Element>(
     isa: Isa,
     workers: &Workers,
-    job: &Attention<'_>,
+    job: &Attention<'_, E>,
     out: &mut [f32],
     lse: Option<&mut [f32]>,
 ) {
@@ -196,14 +196,14 @@ struct Split {
 }
 
 /// Merges the partitions of a row.
-struct Merge<'a> {
-    job: &'a Attention<'a>,
+struct Merge<'a, E: Element> {
+    job: &'a Attention<'a, E>,
     split: Split,
     scratch: &'a mut Scratch,
     to: Target<'a>,
 }
 
-impl Kernel for Merge<'_> {
+impl<E: Element> Kernel for Merge<'_, E> {
     type Output = ();
 
     #[inline(always)]
@@ -230,8 +230,8 @@ impl Kernel for Merge<'_> {
     }
 }
 
-struct Run<'a> {
-    job: &'a Attention<'a>,
+struct Run<'a, E: Element> {
+    job: &'a Attention<'a, E>,
     item: Item,
     scratch: &'a mut Scratch,
     to: Target<'a>,
@@ -285,7 +285,7 @@ impl Pair<'_> {
     }
 }
 
-impl Kernel for Run<'_> {
+impl<E: Element> Kernel for Run<'_, E> {
     type Output = ();
 
     #[inline(always)]
@@ -316,7 +316,7 @@ impl Kernel for Run<'_> {
     }
 }
 
-impl<'a> Attention<'a> {
+impl<'a, E: Element> Attention<'a, E> {
     /// (row, head) pair `index` of an item.
     #[inline(always)]
     fn pair(&self, item: Item, index: usize) -> Pair<'a> {
@@ -331,7 +331,7 @@ impl<'a> Attention<'a> {
     }
 }
 
-impl Run<'_> {
+impl<E: Element> Run<'_, E> {
     #[inline(always)]
     fn pairs<L: Lanes, const N: usize>(&mut self, l: L, first: usize) {
         let (job, item, dim) = (self.job, self.item, self.job.shape.head_dim);
@@ -404,9 +404,9 @@ fn drop_first<L: Lanes>(l: L, v: L::F, count: usize, other: f32) -> L::F {
 
 /// Scaled scores of all keys, `[page][pair][slot]`, minus infinity where a pair may not look; and their maxima.
 #[inline(always)]
-fn score_pass<L: Lanes, const N: usize>(
+fn score_pass<L: Lanes, E: Element, const N: usize>(
     l: L,
-    job: &Attention<'_>,
+    job: &Attention<'_, E>,
     span: Span<'_>,
     pairs: &[Pair<'_>; N],
     queries: &[[f32; N]],
@@ -416,10 +416,10 @@ fn score_pass<L: Lanes, const N: usize>(
     let scale = w.splat(job.shape.scale);
     let mut maxima = [w.splat(f32::NEG_INFINITY); N];
     for ((page, id), scores) in span.pages().zip(scores.chunks_exact_mut(N)) {
-        let keys = job.pool.page(id).0.as_chunks::<LANES>().0.as_chunks::<2>().0;
+        let keys = job.pages.page(id).0.as_chunks::<LANES>().0.as_chunks::<2>().0;
         let mut sums = [w.splat(0.0); N];
         for (keys, queries) in keys.iter().zip(queries) {
-            let keys = w.load_f16(keys);
+            let keys = E::load(w, keys);
             for n in 0..N {
                 sums[n] = w.fma(w.splat(queries[n]), keys, sums[n]);
             }
@@ -488,8 +488,8 @@ fn weight_pass<L: Lanes, const N: usize>(
 }
 
 /// Weighted values of the tokens of a partition, `[pair][channel]`.
-struct Values<'a, const N: usize> {
-    job: &'a Attention<'a>,
+struct Values<'a, E: Element, const N: usize> {
+    job: &'a Attention<'a, E>,
     span: Span<'a>,
     pairs: &'a [Pair<'a>; N],
     weights: &'a [[f32; PAGE_TOKENS]],
@@ -498,28 +498,28 @@ struct Values<'a, const N: usize> {
 
 /// Two vectors of a token's value; zeros behind the last one.
 #[inline(always)]
-fn two_of(row: &[[u16; LANES]], channel: usize) -> [[u16; LANES]; 2] {
+fn two_of<E: Element>(row: &[[E; LANES]], channel: usize) -> [[E; LANES]; 2] {
     match row[channel..].first_chunk::<2>() {
         Some(two) => *two,
-        None => [row[channel], [0; LANES]],
+        None => [row[channel], [E::ZERO; LANES]],
     }
 }
 
-impl<const N: usize> Values<'_, N> {
+impl<E: Element, const N: usize> Values<'_, E, N> {
     /// Two vectors of channels, from vector `channel` on.
     #[inline(always)]
     fn two<W: Wide>(&mut self, w: W, channel: usize) {
         let dim = self.job.shape.head_dim;
         let mut totals = [w.splat(0.0); N];
         for ((page, id), weights) in self.span.pages().zip(self.weights.as_chunks::<N>().0) {
-            let rows = self.job.pool.page(id).1.chunks_exact(dim).enumerate();
+            let rows = self.job.pages.page(id).1.chunks_exact(dim).enumerate();
             let mut all_see = true;
             for n in 0..N {
                 all_see &= self.pairs[n].seen(page) == PAGE_TOKENS && self.pairs[n].hidden(page) == 0;
             }
             if all_see {
                 for (slot, row) in rows {
-                    let value = w.load_f16(&two_of(row.as_chunks().0, channel));
+                    let value = E::load(w, &two_of(row.as_chunks().0, channel));
                     for n in 0..N {
                         totals[n] = w.fma(w.splat(weights[n][slot]), value, totals[n]);
                     }
@@ -527,7 +527,7 @@ impl<const N: usize> Values<'_, N> {
                 continue;
             }
             for (slot, row) in rows {
-                let value = w.load_f16(&two_of(row.as_chunks().0, channel));
+                let value = E::load(w, &two_of(row.as_chunks().0, channel));
                 for n in 0..N {
                     // A slot that a pair may not look at can hold anything, NaN included: it is skipped.
                     if (self.pairs[n].hidden(page)..self.pairs[n].seen(page)).contains(&slot) {

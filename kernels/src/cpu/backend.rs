@@ -9,14 +9,13 @@ use super::geglu::GeGlu;
 use super::lanes::dispatch;
 use super::linear::{Product, Scratch, linears};
 use super::norm::{HeadNorm, RmsNorm};
+use super::pages::Pages;
 use super::rope::Rotate;
 use super::scale::Scale;
 use super::swiglu::SwiGlu;
 use super::workers::{Disjoint, MAX_THREADS, Workers};
 use super::{CpuMatrix, CpuOptions, CpuPool, CpuRope, CpuVector, Isa, Rounding, best_isa, check, embed};
-use crate::backend::{
-    AttentionShape, Backend, MatrixSpec, Output, PageId, PoolSpec, RopePairing, RowGroup, cell_bytes,
-};
+use crate::backend::{AttentionShape, Backend, MatrixSpec, Output, PageId, PoolSpec, RopePairing, RowGroup};
 use crate::error::KernelError;
 
 /// Values that one item of an element-wise kernel covers, about.
@@ -120,7 +119,7 @@ impl CpuBackend {
                 cols: tokens,
             });
         }
-        check::equal(kernel, "cell bytes", cell_bytes(tables.len(), pool.spec.head_dim, tokens), cell)
+        check::equal(kernel, "cell bytes", pool.spec.cell_bytes(tables.len(), tokens), cell)
     }
 }
 
@@ -369,8 +368,11 @@ impl Backend for CpuBackend {
         if let Some(lse) = &lse {
             check::disjoint("attention: lse", groups, lse.len() / shape.heads)?;
         }
-        let job = Attention { pool, shape, groups, q: &q.data };
-        attention(self.isa, &self.workers, &job, &mut out.data, lse);
+        let (isa, workers, q, out) = (self.isa, &self.workers, &q.data[..], &mut out.data);
+        match &pool.pages {
+            Pages::F16(pages) => attention(isa, workers, &Attention { pages, shape, groups, q }, out, lse),
+            Pages::F32(pages) => attention(isa, workers, &Attention { pages, shape, groups, q }, out, lse),
+        }
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use kernels::backend::KvType;
 use kernels::cpu::{CpuBackend, CpuOptions, ceiling};
 
 use super::peer::Peer;
@@ -143,8 +144,10 @@ impl Subject {
         let begun = Instant::now();
         let model = models::open(name)?;
         let rows = CONTEXT.max(SESSIONS * (SESSION_CONTEXT + DECODE)) + 64;
-        let budget_bytes = (model.config.kv_token_bytes() * rows) as u64;
-        let options = EngineOptions { budget_bytes, context_length: CONTEXT + 64, step_rows: STEP_ROWS };
+        let kv_type = KvType::F16;
+        let budget_bytes = (model.config.kv_token_bytes(kv_type) * rows) as u64;
+        let options =
+            EngineOptions { budget_bytes, context_length: CONTEXT + 64, step_rows: STEP_ROWS, kv_type };
         let engine = engine::open(backend, &model, options)?;
         let load_seconds = begun.elapsed().as_secs_f64();
         let pool = PagePool::new(engine.pool_spec().pages);
@@ -256,7 +259,7 @@ impl Subject {
         }
         let case = self.case(&format!("decode-{length}"));
         let decode = turns.decode.figure(&case, DECODE);
-        let kv = self.engine.config().kv_token_bytes() * (length + DECODE / 2);
+        let kv = self.engine.config().kv_token_bytes(self.engine.pool_spec().kv_type) * (length + DECODE / 2);
         let read = decode.value * (self.engine.weight_bytes() + kv) as f64;
         tell(decode);
         tell(share(figure(&case, "bytes_per_s", read, "B/s"), "memory-read", median(ceilings.read.clone())));

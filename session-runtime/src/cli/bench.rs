@@ -9,9 +9,10 @@ use super::failure::{Failure, Outcome};
 use super::options::Options;
 use super::terminal::print_line;
 use crate::bench::{self, Figure};
+use crate::models::catalog;
 
-/// Models measured where none is named.
-const MODELS: [&str; 2] = ["smollm2-135m", "qwen2.5-coder-0.5b"];
+/// Models measured where none is named, as far as they are here.
+const MODELS: [&str; 3] = ["smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"];
 
 /// Options of `bench`.
 #[derive(Args, Debug)]
@@ -31,7 +32,7 @@ impl Bench {
     pub(super) fn run(&self, options: &Options, handle: &Handle) -> Outcome {
         let models = match &options.model {
             Some(model) => vec![model.clone()],
-            None => MODELS.map(str::to_owned).to_vec(),
+            None => self.models(),
         };
         let mut unprinted = Ok(());
         let mut tell = |figure: Figure| {
@@ -47,6 +48,15 @@ impl Bench {
             &mut tell,
         ))?;
         unprinted
+    }
+
+    /// Those of [`MODELS`] that are here; all of them, for the error that says how to fetch one, where none is. Restores are
+    /// measured on the two small ones: what is compared does not depend on the model's size.
+    fn models(&self) -> Vec<String> {
+        let wanted = if self.name == "restore" { &MODELS[..2] } else { &MODELS[..] };
+        let here: Vec<&str> = wanted.iter().copied().filter(|name| catalog::resolve(name).is_ok()).collect();
+        let chosen = if here.is_empty() { wanted.to_vec() } else { here };
+        chosen.into_iter().map(str::to_owned).collect()
     }
 
     fn print(&self, figure: &Figure) -> Outcome {

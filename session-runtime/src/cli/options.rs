@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use kernels::backend::KvType;
 use kernels::cpu::Rounding;
 
 use super::bytes::Bytes;
@@ -32,6 +33,9 @@ pub(super) struct Options {
     /// twice the multiplications). KV of one is not used by the other [default: fast]
     #[arg(long, global = true, value_name = "NAME")]
     rounding: Option<Rounding>,
+    /// How K and V are stored: f16, or f32 for logits that show no rounding, in twice the bytes
+    #[arg(long, global = true, value_name = "TYPE")]
+    kv_type: Option<KvType>,
     /// Guesses next tokens from the history and checks them, which changes none: auto (where measured faster), always or
     /// off [default: auto]
     #[arg(long, global = true, value_name = "WHEN")]
@@ -114,6 +118,9 @@ impl Options {
         }
         if let Some(speculation) = self.speculate {
             config.speculation = speculation;
+        }
+        if let Some(kv_type) = self.kv_type {
+            config.kv_type = kv_type;
         }
         if let Some(rounding) = self.rounding {
             config.rounding = rounding;

@@ -311,7 +311,7 @@ impl<B: Backend> Engine<B> {
 
     /// Bytes of the cell of `tokens` tokens in one layer.
     pub fn cell_bytes(&self, tokens: usize) -> usize {
-        kernels::backend::cell_bytes(self.config.kv_heads, self.config.head_dim, tokens)
+        self.pool_spec.cell_bytes(self.config.kv_heads, tokens)
     }
 
     /// Copies one cell from its pages (per KV head, in token order).

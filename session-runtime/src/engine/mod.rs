@@ -9,7 +9,7 @@ mod weights;
 
 use std::sync::Arc;
 
-use kernels::backend::Backend;
+use kernels::backend::{Backend, KvType};
 
 pub use forward::{Engine, LogitRows, SequenceRows, Tables};
 pub use weights::{Weights, pool_spec};
@@ -26,6 +26,8 @@ pub struct EngineOptions {
     pub context_length: usize,
     /// Most rows of a step.
     pub step_rows: usize,
+    /// How K and V are stored.
+    pub kv_type: KvType,
 }
 
 /// Puts a model on a device.
@@ -38,7 +40,7 @@ pub fn open<B: Backend>(
     model: &LoadedModel,
     options: EngineOptions,
 ) -> Result<Engine<B>, Error> {
-    let spec = pool_spec(&model.config, options.budget_bytes)?;
+    let spec = pool_spec(&model.config, options.kv_type, options.budget_bytes)?;
     memory::check(model, spec, options).map_err(|error| model.naming(error))?;
     let weights = Weights::load(backend.as_ref(), &model.weights, &model.config, &mut |done, total| {
         tracing::debug!(done, total, "loading weights");

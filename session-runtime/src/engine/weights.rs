@@ -1,6 +1,6 @@
 //! A model's weights on a device.
 
-use kernels::backend::{Backend, MatrixSpec, Output, PoolSpec};
+use kernels::backend::{Backend, KvType, MatrixSpec, Output, PoolSpec};
 use kernels::error::KernelError;
 
 use crate::error::{Error, ErrorKind};
@@ -192,8 +192,8 @@ fn load_refused(error: KernelError) -> Error {
 ///
 /// # Errors
 /// A budget below one page per (layer, KV head).
-pub fn pool_spec(config: &ModelConfig, budget_bytes: u64) -> Result<PoolSpec, Error> {
-    let mut spec = PoolSpec { pages: 0, head_dim: config.head_dim };
+pub fn pool_spec(config: &ModelConfig, kv_type: KvType, budget_bytes: u64) -> Result<PoolSpec, Error> {
+    let mut spec = PoolSpec { pages: 0, head_dim: config.head_dim, kv_type };
     let pages = budget_bytes / spec.page_bytes() as u64;
     let least = (config.layers * config.kv_heads) as u64;
     if pages < least {

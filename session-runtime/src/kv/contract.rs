@@ -3,13 +3,16 @@
 //! Every field is derived from content (digests, shapes, parameters), never from names or paths. KV
 //! saved under a contract that differs in any field is not used, and the refusal names the field.
 
+use kernels::backend::KvType;
 use serde::{Deserialize, Serialize};
 
 /// 32-byte digest.
 pub type Digest = [u8; 32];
 
-/// Version of the transport layout of cells (see `kernels::backend::Backend::gather_cell`).
-pub const CELL_LAYOUT: &str = "head-major-kv-f16-1";
+/// Type and version of the transport layout of cells (see `kernels::backend::Backend::gather_cell`).
+pub fn cell_layout(kv_type: KvType) -> String {
+    format!("head-major-kv-{}-1", kv_type.name())
+}
 
 /// Everything the bits of a cell depend on besides its tokens and positions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -94,7 +97,7 @@ mod tests {
             adapter_digest: "none".into(),
             tokenizer_digest: "t".into(),
             rope: "r".into(),
-            kv_layout: CELL_LAYOUT.into(),
+            kv_layout: cell_layout(KvType::F16),
             numerics_class: "cpu-2-fast".into(),
             lineage: "exact".into(),
             tenant_salt: String::new(),

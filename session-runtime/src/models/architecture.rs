@@ -11,7 +11,7 @@ mod hub;
 use std::collections::HashSet;
 use std::fmt;
 
-use kernels::backend::RopePairing;
+use kernels::backend::{KvType, RopePairing};
 use kernels::formats::TensorType;
 
 use super::checkpoint::CheckpointError;
@@ -124,10 +124,10 @@ impl LayerKind {
         }
     }
 
-    /// Bytes of state one token adds to such a layer, with f16 K and V.
-    pub fn token_bytes(self, kv_heads: usize, head_dim: usize) -> usize {
+    /// Bytes of state one token adds to such a layer.
+    pub fn token_bytes(self, kv_heads: usize, head_dim: usize, kv_type: KvType) -> usize {
         match self {
-            LayerKind::Full | LayerKind::Window(_) => 2 * kv_heads * head_dim * 2,
+            LayerKind::Full | LayerKind::Window(_) => 2 * kv_heads * head_dim * kv_type.bytes(),
         }
     }
 }
@@ -208,9 +208,9 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// Bytes of KV that one token takes over all layers, with f16 K and V.
-    pub fn kv_token_bytes(&self) -> usize {
-        self.layer_kinds.iter().map(|kind| kind.token_bytes(self.kv_heads, self.head_dim)).sum()
+    /// Bytes of KV that one token takes over all layers, as stored.
+    pub fn kv_token_bytes(&self, kv_type: KvType) -> usize {
+        self.layer_kinds.iter().map(|kind| kind.token_bytes(self.kv_heads, self.head_dim, kv_type)).sum()
     }
 
     /// Checks name, shape and type of every tensor: `find` gives one by its name, `names` are all of them.
