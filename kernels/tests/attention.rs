@@ -17,13 +17,14 @@ struct Sequence {
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
+    kv_type: KvType,
 }
 
 impl Sequence {
     fn new(random: &mut Random, shape: AttentionShape, tokens: usize) -> Self {
         let (q, kv) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
         let (q, k) = (floats(random, tokens * q, 2.0), floats(random, tokens * kv, 2.0));
-        Self { shape, tokens, q, k, v: floats(random, tokens * kv, 1.0) }
+        Self { shape, tokens, q, k, v: floats(random, tokens * kv, 1.0), kv_type: KvType::F16 }
     }
 
     fn width(&self) -> usize {
@@ -69,9 +70,11 @@ fn tables(random: &mut Random, pool_pages: usize, kv_heads: usize, tokens: usize
 }
 
 /// A pool whose pages are full of NaN, so that a slot read before it was written shows.
-fn poisoned(backend: &CpuBackend, pages: usize, head_dim: usize) -> CpuPool {
-    let mut pool = backend.pool(PoolSpec { pages, head_dim, kv_type: KvType::F16 }).unwrap();
-    let cell = [0xff, 0x7f].repeat(half_cell(1, head_dim, PAGE_TOKENS) / 2);
+fn poisoned(backend: &CpuBackend, pages: usize, head_dim: usize, kv_type: KvType) -> CpuPool {
+    let spec = PoolSpec { pages, head_dim, kv_type };
+    let mut pool = backend.pool(spec).unwrap();
+    // NaN in either type.
+    let cell = [0xff, 0x7f].repeat(spec.cell_bytes(1, PAGE_TOKENS) / 2);
     for page in 0..pages as u32 {
         backend.scatter_cell(&mut pool, &[&[PageId(page)]], PAGE_TOKENS, &cell).unwrap();
     }
@@ -82,7 +85,7 @@ fn poisoned(backend: &CpuBackend, pages: usize, head_dim: usize) -> CpuPool {
 fn run(backend: &CpuBackend, sequence: &Sequence, piece: usize, random: &mut Random) -> (Vec<f32>, Vec<f32>) {
     let AttentionShape { heads, kv_heads, head_dim, .. } = sequence.shape;
     let pages = kv_heads * sequence.tokens.div_ceil(PAGE_TOKENS) + 3;
-    let mut pool = poisoned(backend, pages, head_dim);
+    let mut pool = poisoned(backend, pages, head_dim, sequence.kv_type);
     let tables = tables(random, pages, kv_heads, sequence.tokens);
     let tables: Vec<&[PageId]> = tables.iter().map(Vec::as_slice).collect();
     let (mut outs, mut sums) = (Vec::new(), Vec::new());
@@ -164,7 +167,7 @@ proptest! {
         let all: Vec<(Sequence, usize)> = lengths.iter()
             .map(|&(start, rows)| (Sequence::new(&mut random, shape, start + rows), start)).collect();
         let pages: usize = all.iter().map(|(s, _)| kv_heads * s.tokens.div_ceil(PAGE_TOKENS)).sum();
-        let mut pool = poisoned(&backend, pages, head_dim);
+        let mut pool = poisoned(&backend, pages, head_dim, KvType::F16);
         let pages: Vec<PageId> = tables(&mut random, pages, 1, pages * PAGE_TOKENS).remove(0);
         let mut pages = pages.into_iter();
         let tables: Vec<Vec<Vec<PageId>>> = all.iter().map(|(s, _)| {
@@ -205,7 +208,7 @@ proptest! {
         let sequence = Sequence::new(&mut random, shape, tokens);
         let backend = backend(1, best_isa());
         let pages = 2 * kv_heads * tokens.div_ceil(PAGE_TOKENS);
-        let mut pool = poisoned(&backend, pages, head_dim);
+        let mut pool = poisoned(&backend, pages, head_dim, KvType::F16);
         let all = tables(&mut random, pages, 2 * kv_heads, tokens);
         let all: Vec<&[PageId]> = all.iter().map(Vec::as_slice).collect();
         let (from, to) = all.split_at(kv_heads);
@@ -254,6 +257,40 @@ fn i1_a_context_of_several_partitions_is_right_and_the_same_however_it_is_cut() 
         let pairs = one.iter().zip(&want).chain(lse.iter().zip(&want_lse));
         assert!(pairs.into_iter().all(|(got, want)| (f64::from(*got) - want).abs() < 1e-4), "{window:?}");
     }
+}
+
+/// Values that f16 holds exactly are the same in either type of page.
+#[test]
+fn i1_pages_of_f32_give_the_bits_of_pages_of_f16_where_nothing_is_rounded() {
+    let shape = AttentionShape { heads: 6, kv_heads: 2, head_dim: 24, scale: 0.2, window: None };
+    let mut random = Random::new(5);
+    let mut sequence = Sequence::new(&mut random, shape, 600);
+    for value in sequence.k.iter_mut().chain(&mut sequence.v) {
+        *value = half::f16::from_f32(*value).to_f32();
+    }
+    let (want, _) = run(&backend(2, best_isa()), &sequence, 600, &mut random);
+    sequence.kv_type = KvType::F32;
+    for isa in Isa::available() {
+        for piece in [1, 64, 600] {
+            let (got, _) = run(&backend(2, isa), &sequence, piece, &mut random);
+            assert_eq!(bits(&got), bits(&want), "{} {piece}", isa.name());
+        }
+    }
+}
+
+#[test]
+fn cells_of_f32_hold_the_very_values() {
+    let backend = backend(1, best_isa());
+    let spec = PoolSpec { pages: 2, head_dim: 8, kv_type: KvType::F32 };
+    let mut pool = backend.pool(spec).unwrap();
+    let values: Vec<f32> = (0..2 * 5 * 8).map(|i| 1.0 / (3.0 + i as f32)).collect();
+    let cell: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    assert_eq!(cell.len(), spec.cell_bytes(1, 5));
+    backend.scatter_cell(&mut pool, &[&[PageId(1)]], 5, &cell).unwrap();
+    backend.copy_page(&mut pool, PageId(1), PageId(0)).unwrap();
+    let mut back = vec![0; cell.len()];
+    backend.gather_cell(&pool, &[&[PageId(0)]], 5, &mut back).unwrap();
+    assert_eq!(back, cell);
 }
 
 #[test]
