@@ -5,14 +5,15 @@ use std::sync::{Mutex, PoisonError};
 use super::add::Add;
 use super::attention::{Attention, attention};
 use super::buffer::Buffer;
-use super::geglu::GeGlu;
+use super::gate::{Activation, Gated};
+use super::geglu::Gelu;
 use super::lanes::dispatch;
 use super::linear::{Product, Scratch, linears};
 use super::norm::{HeadNorm, RmsNorm};
 use super::pages::Pages;
 use super::rope::Rotate;
 use super::scale::Scale;
-use super::swiglu::SwiGlu;
+use super::swiglu::Silu;
 use super::workers::{Disjoint, MAX_THREADS, Workers};
 use super::{CpuMatrix, CpuOptions, CpuPool, CpuRope, CpuVector, Isa, Rounding, best_isa, check, embed};
 use crate::backend::{AttentionShape, Backend, MatrixSpec, Output, PageId, PoolSpec, RopePairing, RowGroup};
@@ -85,6 +86,25 @@ impl CpuBackend {
     fn by_rows(&self, rows: usize, width: usize, part: impl Fn(usize, usize) + Sync) {
         let step = (ITEM_VALUES / width.max(1)).max(1);
         self.workers.run(rows.div_ceil(step), &|item| part(item * step, step.min(rows - item * step)));
+    }
+
+    fn gated<A: Activation>(
+        &self,
+        kernel: &'static str,
+        gate: &mut CpuTensor,
+        up: &CpuTensor,
+        rows: usize,
+    ) -> Result<(), KernelError> {
+        check::equal(kernel, "columns of up", gate.cols, up.cols)?;
+        let cols = gate.cols;
+        let up = up.head(kernel, rows)?;
+        let gate = Disjoint::new(gate.head_mut(kernel, rows)?);
+        self.by_rows(rows, cols, |first, rows| {
+            // SAFETY: rows belong to one item.
+            let gate = unsafe { gate.slice(first * cols, rows * cols) };
+            dispatch(self.isa, Gated::<A>::new(gate, &up[first * cols..][..rows * cols]));
+        });
+        Ok(())
     }
 
     fn check_tables(
@@ -288,29 +308,11 @@ impl Backend for CpuBackend {
     }
 
     fn swiglu(&self, gate: &mut CpuTensor, up: &CpuTensor, rows: usize) -> Result<(), KernelError> {
-        check::equal("swiglu", "columns of up", gate.cols, up.cols)?;
-        let cols = gate.cols;
-        let up = up.head("swiglu", rows)?;
-        let gate = Disjoint::new(gate.head_mut("swiglu", rows)?);
-        self.by_rows(rows, cols, |first, rows| {
-            // SAFETY: rows belong to one item.
-            let gate = unsafe { gate.slice(first * cols, rows * cols) };
-            dispatch(self.isa, SwiGlu { gate, up: &up[first * cols..][..rows * cols] });
-        });
-        Ok(())
+        self.gated::<Silu>("swiglu", gate, up, rows)
     }
 
     fn geglu(&self, gate: &mut CpuTensor, up: &CpuTensor, rows: usize) -> Result<(), KernelError> {
-        check::equal("geglu", "columns of up", gate.cols, up.cols)?;
-        let cols = gate.cols;
-        let up = up.head("geglu", rows)?;
-        let gate = Disjoint::new(gate.head_mut("geglu", rows)?);
-        self.by_rows(rows, cols, |first, rows| {
-            // SAFETY: rows belong to one item.
-            let gate = unsafe { gate.slice(first * cols, rows * cols) };
-            dispatch(self.isa, GeGlu { gate, up: &up[first * cols..][..rows * cols] });
-        });
-        Ok(())
+        self.gated::<Gelu>("geglu", gate, up, rows)
     }
 
     fn rope(

@@ -13,6 +13,7 @@ pub mod ceiling;
 mod check;
 mod embed;
 mod exp;
+mod gate;
 mod geglu;
 mod lanes;
 #[cfg(target_arch = "x86_64")]

@@ -52,16 +52,6 @@ pub(super) async fn version() -> Json<Value> {
 
 const STATUSES: [SessionStatus; 3] =
     [SessionStatus::Idle, SessionStatus::Running, SessionStatus::RequiresAction];
-const STATES: [KvState; 8] = [
-    KvState::None,
-    KvState::Active,
-    KvState::Idle,
-    KvState::Evicted,
-    KvState::Restoring,
-    KvState::Restored,
-    KvState::Stale,
-    KvState::Lost,
-];
 
 /// Counters and gauges in Prometheus' text format.
 #[utoipa::path(
@@ -78,7 +68,7 @@ pub(super) async fn metrics(State(app): State<App>) -> Result<impl IntoResponse,
         text.sample("sessions", &[("status", &word(status))], count as u64);
     }
     text.family("sessions_kv", "gauge", "Sessions by state of their KV.");
-    for state in STATES {
+    for state in KvState::ALL {
         let count = sessions.iter().filter(|session| session.kv.state == state).count();
         text.sample("sessions_kv", &[("kv_state", state.as_str())], count as u64);
     }

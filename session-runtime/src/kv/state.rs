@@ -64,6 +64,18 @@ pub fn transition(state: KvState, event: KvEvent) -> Option<KvState> {
 }
 
 impl KvState {
+    /// Every state, in the order of a KV's life.
+    pub const ALL: [Self; 8] = [
+        Self::None,
+        Self::Active,
+        Self::Idle,
+        Self::Evicted,
+        Self::Restoring,
+        Self::Restored,
+        Self::Stale,
+        Self::Lost,
+    ];
+
     /// Whether the KV is on the device.
     pub fn is_resident(self) -> bool {
         matches!(self, Self::Active | Self::Idle | Self::Restored)
@@ -88,20 +100,9 @@ impl KvState {
 mod tests {
     use super::*;
 
-    const STATES: [KvState; 8] = [
-        KvState::None,
-        KvState::Active,
-        KvState::Idle,
-        KvState::Evicted,
-        KvState::Restoring,
-        KvState::Restored,
-        KvState::Stale,
-        KvState::Lost,
-    ];
-
     #[test]
     fn every_state_can_come_back_to_active() {
-        for start in STATES {
+        for start in KvState::ALL {
             let mut state = start;
             for event in [KvEvent::Rest, KvEvent::Restore, KvEvent::Arrive, KvEvent::Activate] {
                 state = transition(state, event).unwrap_or(state);
@@ -118,7 +119,7 @@ mod tests {
 
     #[test]
     fn only_resident_states_are_evicted() {
-        for state in STATES {
+        for state in KvState::ALL {
             assert_eq!(transition(state, KvEvent::Evict).is_some(), state.is_resident());
         }
     }
