@@ -122,8 +122,13 @@ async fn i10_what_was_restored_is_what_the_next_turn_reuses() {
         serde_json::from_value(serde_json::Value::Object(journaled.data.clone())).unwrap();
     assert_eq!(journaled, report, "journal and API tell the same");
     // The KV comes to rest beside the turn's end, not before it.
-    while runtime.transitions("s").await.unwrap().len() < 7 {
-        runtime.wait_events("s", runtime.session("s").await.unwrap().last_event).await.unwrap();
+    loop {
+        // Read before the look: what comes in between ends the wait.
+        let seen = runtime.session("s").await.unwrap().last_event;
+        if runtime.transitions("s").await.unwrap().len() >= 7 {
+            break;
+        }
+        runtime.wait_events("s", seen).await.unwrap();
     }
     let moves: Vec<_> = runtime
         .transitions("s")
