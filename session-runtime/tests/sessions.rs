@@ -91,11 +91,11 @@ async fn a_cancelled_turn_keeps_its_tokens_and_the_session_goes_on() {
     create(&runtime, "s").await;
     let turn = runtime.start_turn("s", request(&story(0), 2000)).await.unwrap();
     loop {
-        runtime.wait_events("s", runtime.session("s").await.unwrap().last_event).await.unwrap();
         let events = runtime.events("s", 0, 10_000).await.unwrap();
         if events.iter().any(|event| event.kind == "generation.tokens") {
             break;
         }
+        runtime.wait_events("s", events.last().map_or(0, |event| event.seq)).await.unwrap();
     }
     runtime.cancel_turn("s", &turn.id).await.unwrap();
     assert_eq!(runtime.wait_turn("s", &turn.id).await.unwrap().status, TurnStatus::Cancelled);
