@@ -44,7 +44,7 @@ impl Place {
 
 #[tokio::test]
 async fn i7_a_component_reads_what_was_granted_and_nothing_else() {
-    let place = place(vec![component("hostile")]).await;
+    let place = place(vec![component("tests/hostile")]).await;
     let text = place.escape("note.txt").await;
     assert!(text.starts_with("docs: read 5 bytes\nnot-granted: "), "{text}");
     let absolute = place.directory.path().join("secret.txt");
@@ -69,7 +69,7 @@ async fn i7_a_component_reads_what_was_granted_and_nothing_else() {
 
 #[tokio::test]
 async fn i7_without_a_grant_there_are_no_files() {
-    let place = place(vec![component("hostile"), component("files")]).await;
+    let place = place(vec![component("tests/hostile"), component("files")]).await;
     let input = json!({ "misbehaviour": "escape", "text": "note.txt" }).to_string();
     let output = place.guests.call_tool("hostile", &input, ToolRequest::default()).await.unwrap();
     assert!(output.text.starts_with("not-granted: "), "{}", output.text);

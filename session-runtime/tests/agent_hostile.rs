@@ -27,7 +27,7 @@ async fn fails(guests: &Guests, how: &str, amount: u64) -> ToolFailure {
 
 async fn hostile() -> (Guests, tempfile::TempDir) {
     let place = tempfile::tempdir().unwrap();
-    let guests = open(vec![component("hostile")], limits(), place.path()).await;
+    let guests = open(vec![component("tests/hostile")], limits(), place.path()).await;
     (guests, place)
 }
 
@@ -66,7 +66,7 @@ async fn i8_memory_ends_at_its_limit() {
 async fn i8_results_end_at_their_limit() {
     let place = tempfile::tempdir().unwrap();
     let small = GuestLimits { output_bytes: 1000, ..limits() };
-    let guests = open(vec![component("hostile")], small, place.path()).await;
+    let guests = open(vec![component("tests/hostile")], small, place.path()).await;
     // Under the limit; over it; over what one call may carry at all.
     assert_eq!(misbehave(&guests, "huge-output", 900).await.unwrap().text.len(), 900);
     for bytes in [1_500, 4 << 20] {
@@ -95,7 +95,7 @@ async fn i8_floods_of_log_and_progress_are_dropped() {
 async fn i8_host_calls_are_counted() {
     let place = tempfile::tempdir().unwrap();
     let few = GuestLimits { host_calls: 100, ..limits() };
-    let guests = open(vec![component("hostile")], few, place.path()).await;
+    let guests = open(vec![component("tests/hostile")], few, place.path()).await;
     assert!(misbehave(&guests, "flood-log", 90).await.is_ok());
     let failure = fails(&guests, "flood-log", 200).await;
     assert_eq!((failure.kind.as_str(), failure.code.as_str()), ("limit", "host_call_limit"));
@@ -169,7 +169,7 @@ async fn i8_a_pointer_outside_of_memory_is_a_trap() {
 async fn i8_many_calls_at_once_wait_for_their_place() {
     let place = tempfile::tempdir().unwrap();
     let narrow = GuestLimits { concurrency: 2, ..limits() };
-    let guests = open(vec![component("hostile")], narrow, place.path()).await;
+    let guests = open(vec![component("tests/hostile")], narrow, place.path()).await;
     let calls = (0..40).map(|_| misbehave(&guests, "behave", 0));
     for output in futures::future::join_all(calls).await {
         assert_eq!(output.unwrap().text, "behaved");

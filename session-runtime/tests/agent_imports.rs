@@ -10,6 +10,7 @@ use session_runtime::Runtime;
 use session_runtime::session::spec::{SegmentKind, SessionSpec, TurnRequest};
 use session_runtime::session::view::TurnStatus;
 
+/// A runtime with one session `s` of the agent in a component.
 async fn open(agent: &str, tools: &[&str]) -> (Runtime, tempfile::TempDir) {
     let directory = tempfile::tempdir().unwrap();
     let mut config = support::config(directory.path());
@@ -17,7 +18,7 @@ async fn open(agent: &str, tools: &[&str]) -> (Runtime, tempfile::TempDir) {
     let runtime = Runtime::open(config).await.unwrap();
     let spec = SessionSpec {
         id: Some("s".to_owned()),
-        agent: Some(agent.to_owned()),
+        agent: agent.rsplit('/').next().map(str::to_owned),
         tools: tools.iter().map(|tool| (*tool).to_owned()).collect(),
         ..SessionSpec::default()
     };
@@ -41,7 +42,7 @@ async fn told(runtime: &Runtime, script: &[&str]) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_sees_its_session_its_segments_and_its_messages() {
-    let (runtime, _directory) = open("probe", &[]).await;
+    let (runtime, _directory) = open("tests/probe", &[]).await;
     let script = ["session", "say The sky over the harbour was grey.", "write 6", "segments", "leave 5"];
     let lines = told(&runtime, &script).await;
     assert_eq!(lines[0], "s 1 false ");
@@ -69,7 +70,7 @@ async fn an_agent_sees_its_session_its_segments_and_its_messages() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_is_read_to_its_end_before_anything_follows_it() {
-    let (runtime, _directory) = open("probe", &[]).await;
+    let (runtime, _directory) = open("tests/probe", &[]).await;
     let lines = told(&runtime, &["say Hello.", "interrupt 3", "stream 6", "drop", "segments"]).await;
     assert_eq!(lines[1], "generation_running generation_in_progress generation_done");
     assert!(!lines[2].starts_with("refused"), "{}", lines[2]);
@@ -82,7 +83,7 @@ async fn a_message_is_read_to_its_end_before_anything_follows_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn i10_an_agent_is_told_where_its_kv_is_and_what_a_restore_did() {
-    let (runtime, _directory) = open("probe", &[]).await;
+    let (runtime, _directory) = open("tests/probe", &[]).await;
     let long = format!("say {}", support::story(2).trim());
     let lines = told(&runtime, &["restore", &long, "write 2", "context"]).await;
     assert_eq!(lines[0], "none");
@@ -103,7 +104,7 @@ async fn i10_an_agent_is_told_where_its_kv_is_and_what_a_restore_did() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn i8_an_agents_state_outlives_its_turn_and_is_bounded() {
-    let (runtime, _directory) = open("probe", &[]).await;
+    let (runtime, _directory) = open("tests/probe", &[]).await;
     let large = format!("set large {}", "x".repeat(17_000));
     let script =
         ["say Hello.", "get a", "set a one two", "get a", "set b three", "delete b", "get b", &large];
@@ -122,7 +123,7 @@ async fn i8_an_agents_state_outlives_its_turn_and_is_bounded() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_turn_decides_about_segments_of_earlier_turns_counts() {
-    let (runtime, _directory) = open("probe", &[]).await;
+    let (runtime, _directory) = open("tests/probe", &[]).await;
     told(&runtime, &["say First.", "say Second.", "say Third."]).await;
     let ids: Vec<String> = runtime.segments("s").await.unwrap().into_iter().map(|s| s.id).collect();
     let drop = format!("drop {}", ids[1]);
@@ -133,7 +134,7 @@ async fn what_a_turn_decides_about_segments_of_earlier_turns_counts() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_segment_expires_in_its_session_and_in_a_fork() {
-    let (runtime, _directory) = open("probe", &[]).await;
+    let (runtime, _directory) = open("tests/probe", &[]).await;
     let lines = told(&runtime, &["say First.", "expire 0", "say Second.", "write 2"]).await;
     assert_eq!(lines[1], "done");
     let before = runtime.tokens("s").await.unwrap();
@@ -158,7 +159,7 @@ async fn a_segment_expires_in_its_session_and_in_a_fork() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn time_and_chance_come_from_the_host_and_are_on_record() {
-    let (runtime, _directory) = open("probe", &[]).await;
+    let (runtime, _directory) = open("tests/probe", &[]).await;
     let lines = told(&runtime, &["random", "random", "clock", "log the tide turns"]).await;
     assert_ne!(lines[0], lines[1]);
     let events = runtime.events("s", 0, 10_000).await.unwrap();

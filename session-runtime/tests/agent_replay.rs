@@ -16,8 +16,11 @@ use serde_json::{Value, json};
 
 /// A server with the project's guests and those in `more`, and a session `s` of the agent `probe`.
 fn start(directory: &Path, more: &Path) -> Server {
-    let own = component("probe").parent().unwrap().to_owned();
-    let options = ["--guests", own.to_str().unwrap(), "--guests", more.to_str().unwrap()];
+    let probe = component("tests/probe");
+    let of_tests = probe.parent().unwrap();
+    let folders = [of_tests, of_tests.parent().unwrap(), more];
+    let options: Vec<&str> =
+        folders.iter().flat_map(|folder| ["--guests", folder.to_str().unwrap()]).collect();
     Server::start(&directory.join("data"), &options)
 }
 

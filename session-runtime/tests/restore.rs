@@ -1,12 +1,15 @@
 //! Evicted and restored sessions continue exactly, and every restore says what it did.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "support/checkpoints.rs"]
+mod checkpoints;
 mod support;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use checkpoints::TinyCheckpoint;
 use kernels::backend::KvType;
 use session_runtime::kv::state::KvState;
 use session_runtime::restore::plan::RestoreMode;
@@ -261,7 +264,7 @@ async fn i1_kv_of_f32_comes_back_as_it_was_and_is_not_taken_for_f16() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i3_a_session_of_another_model_is_refused_by_the_field() {
+async fn i3_a_session_of_another_tokenizer_is_refused_by_the_field() {
     let directory = tempfile::tempdir().unwrap();
     let runtime = evicted(directory.path()).await;
     let other = Config { model: "qwen2.5-coder-0.5b".to_owned(), ..config(directory.path()) };
@@ -271,6 +274,45 @@ async fn i3_a_session_of_another_model_is_refused_by_the_field() {
     assert_eq!(error.code, "contract_mismatch");
     assert!(error.message.contains("tokenizer_digest"), "{error}");
     assert_eq!(runtime.session("s").await.unwrap().turns, 1, "nothing is lost");
+}
+
+/// Both checkpoints have one tokenizer: the tokens go on under the other weights, the KV does not.
+#[tokio::test(flavor = "multi_thread")]
+async fn i3_kv_of_other_weights_is_refused_by_the_fields_and_recomputed() {
+    let (first, second) = (TinyCheckpoint::new("qwen2"), TinyCheckpoint::new("qwen3"));
+    let directory = tempfile::tempdir().unwrap();
+    let with = |checkpoint: &TinyCheckpoint| Config { model: checkpoint.name(), ..config(directory.path()) };
+    let runtime = Runtime::open(with(&first)).await.unwrap();
+    create(&runtime, "s").await;
+    say(&runtime, "s", "The sea at night.", 200).await;
+    for fork in ["control", "first"] {
+        runtime.fork_session("s", Some(fork.into()), None).await.unwrap();
+    }
+    say(&runtime, "first", SECOND, 24).await;
+    let under_first = runtime.tokens("first").await.unwrap();
+    runtime.evict("s").await.unwrap();
+    let runtime = reopen(runtime, with(&second)).await;
+    let before = runtime.session("s").await.unwrap();
+    assert_eq!((before.model, before.kv.state), (first.name(), KvState::Stale));
+    let report = runtime.restore("s", RestoreMode::Load).await.unwrap();
+    check(&report);
+    assert_eq!(report.cells_loaded, 0);
+    let reason = &*report.refused[0].reason;
+    assert_eq!(reason, "contract: weights_digest, architecture, rope");
+    runtime.restore("control", RestoreMode::Recompute).await.unwrap();
+    for id in ["s", "control"] {
+        say(&runtime, id, SECOND, 24).await;
+    }
+    let under_second = runtime.tokens("s").await.unwrap();
+    assert_eq!(under_second, runtime.tokens("control").await.unwrap());
+    assert_ne!(under_second, under_first, "the other model writes something else");
+    assert_eq!(runtime.session("s").await.unwrap().model, second.name());
+    // What was recomputed is the second model's own, and is used as such.
+    runtime.evict("s").await.unwrap();
+    let runtime = reopen(runtime, with(&second)).await;
+    let report = runtime.restore("s", RestoreMode::Load).await.unwrap();
+    check(&report);
+    assert!(report.cells_loaded > 0 && report.refused.is_empty(), "{report:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,7 +1,8 @@
 //! Building the agents and tools in `guests/` into components.
 //!
 //! A guest is built when the digest of all that goes into it has changed: its own sources, the SDK with its WIT,
-//! the manifests and lock file, the compiler and the way it is called.
+//! the manifests and lock file, the compiler and the way it is called. Guests in `guests/tests` serve the host's own
+//! tests; they are put in a folder of their own, where no host looks for them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,44 +31,61 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    let known = names()?;
+    let known = known()?;
     for name in &options.names {
-        if !known.contains(name) {
-            return Err(Failure::Other(format!("there is no guest {name}; there are {}", known.join(", "))));
+        if !known.iter().any(|guest| guest.name == *name) {
+            let names: Vec<&str> = known.iter().map(|guest| guest.name.as_str()).collect();
+            return Err(Failure::Other(format!("there is no guest {name}; there are {}", names.join(", "))));
         }
     }
-    let chosen = if options.names.is_empty() { &known } else { &options.names };
+    let chosen = known.iter().filter(|guest| options.names.is_empty() || options.names.contains(&guest.name));
     let toolchain = Toolchain::require(options.from_source)?;
     println!("guests: {}", toolchain.describe());
-    for name in chosen {
-        build(name, &toolchain, options.force)?;
+    for guest in chosen {
+        build(guest, &toolchain, options.force)?;
     }
     Ok(())
 }
 
-/// Where a component is put, whatever the build folder is: hosts look for it there.
-pub(crate) fn component_path(name: &str) -> PathBuf {
-    root().join("target/guests").join(format!("{name}.wasm"))
+/// One guest.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Guest {
+    /// The folder of the guests it stands among, below the root: `guests` or `guests/tests`.
+    folder: &'static str,
+    name: String,
 }
 
-/// Names of the guests, in order: the folders with a manifest.
-pub(crate) fn names() -> Result<Vec<String>, Failure> {
-    let folder = root().join("guests");
-    let mut names = Vec::new();
-    for entry in fs::read_dir(&folder).map_err(Failure::file(&folder))? {
-        let entry = entry.map_err(Failure::file(&folder))?;
-        if entry.path().join("Cargo.toml").is_file() {
-            names.push(entry.file_name().to_string_lossy().into_owned());
+impl Guest {
+    /// Where its component is put, whatever the build folder is: hosts look for it there.
+    fn component(&self) -> PathBuf {
+        root().join("target").join(self.folder).join(format!("{}.wasm", self.name))
+    }
+
+    fn sources(&self) -> PathBuf {
+        root().join(self.folder).join(&self.name)
+    }
+}
+
+/// The guests, in order: the folders with a manifest.
+fn known() -> Result<Vec<Guest>, Failure> {
+    let mut guests = Vec::new();
+    for folder in ["guests", "guests/tests"] {
+        let path = root().join(folder);
+        for entry in fs::read_dir(&path).map_err(Failure::file(&path))? {
+            let entry = entry.map_err(Failure::file(&path))?;
+            if entry.path().join("Cargo.toml").is_file() {
+                guests.push(Guest { folder, name: entry.file_name().to_string_lossy().into_owned() });
+            }
         }
     }
-    names.sort();
-    Ok(names)
+    guests.sort();
+    Ok(guests)
 }
 
-fn build(name: &str, toolchain: &Toolchain, force: bool) -> Result<(), Failure> {
-    let component = component_path(name);
+fn build(guest: &Guest, toolchain: &Toolchain, force: bool) -> Result<(), Failure> {
+    let (name, component) = (guest.name.as_str(), guest.component());
     let stamp = component.with_extension("inputs");
-    let inputs = inputs_digest(name, toolchain)?;
+    let inputs = inputs_digest(guest, toolchain)?;
     if !force
         && let (Ok(before), Ok(bytes)) = (fs::read_to_string(&stamp), fs::read(&component))
         && before == stamp_text(&inputs, &bytes)
@@ -89,8 +107,9 @@ fn build(name: &str, toolchain: &Toolchain, force: bool) -> Result<(), Failure> 
     let module = target.join(TARGET).join("release").join(format!("{}.wasm", name.replace('-', "_")));
     let bytes = fs::read(&module).map_err(Failure::file(&module))?;
     let bytes = componentize(name, &bytes)?;
-    let folder = root().join("target/guests");
-    fs::create_dir_all(&folder).map_err(Failure::file(&folder))?;
+    if let Some(folder) = component.parent() {
+        fs::create_dir_all(folder).map_err(Failure::file(folder))?;
+    }
     fs::write(&component, &bytes).map_err(Failure::file(&component))?;
     fs::write(&stamp, stamp_text(&inputs, &bytes)).map_err(Failure::file(&stamp))?;
     println!("guests: {name} built ({} KiB, {})", bytes.len() / 1_024, seconds(start.elapsed()));
@@ -107,13 +126,13 @@ fn stamp_text(inputs: &str, component: &[u8]) -> String {
     format!("{inputs} {}\n", blake3::hash(component).to_hex())
 }
 
-fn inputs_digest(name: &str, toolchain: &Toolchain) -> Result<String, Failure> {
+fn inputs_digest(guest: &Guest, toolchain: &Toolchain) -> Result<String, Failure> {
     let root = root();
     let mut files = Vec::new();
     for folder in ["tools-sdk/src", "tools-sdk/macros/src", "tools-sdk/wit"] {
         collect(&root.join(folder), &mut files)?;
     }
-    collect(&root.join("guests").join(name), &mut files)?;
+    collect(&guest.sources(), &mut files)?;
     for file in [
         "Cargo.toml",
         "guests/Cargo.toml",
@@ -169,10 +188,10 @@ mod tests {
     }
 
     #[test]
-    fn every_guest_has_a_name_and_a_manifest() {
-        let names = names().unwrap();
-        for name in ["calculator", "files", "wait", "hostile"] {
-            assert!(names.iter().any(|known| known == name), "{name}");
+    fn guests_of_the_tests_are_apart() {
+        let known = known().unwrap();
+        for (folder, name) in [("guests", "calculator"), ("guests", "wait"), ("guests/tests", "hostile")] {
+            assert!(known.contains(&Guest { folder, name: name.to_owned() }), "{name}");
         }
     }
 }

@@ -1,15 +1,16 @@
-//! The agent `assistant`: it calls tools one by one as a request needs them, and answers.
+//! The agent `assistant`: it plans which tools a request needs, calls them one by one, and answers.
 //!
 //! It is made for models that are too small to be trusted with the form of a call or with knowing when to stop.
-//! Every step is written under a JSON Schema, so that what comes back can be used. The model chooses the tool and
-//! its arguments; the agent decides what may be chosen: each tool as often as `calls_per_tool` says, no call whose
-//! result is still in view, at most `max_steps` calls a turn.
+//! Plan and calls are written under JSON Schemas, so that what comes back can be used. The model chooses the tools,
+//! their order and their arguments; the agent decides what may be chosen: the tools the message names at least, each
+//! tool as often as `calls_per_tool` says, no call whose result is still in view, at most `max_steps` calls a turn.
 //!
-//! `prompt` says what the model is told, `step` what it may write, `turn` in which order, `memory` what was
-//! called before.
+//! `prompt` says what the model is told, `plan` and `step` what it may write, `turn` in which order, `memory` what
+//! was called before.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 mod memory;
+mod plan;
 mod prompt;
 mod step;
 mod turn;
@@ -35,13 +36,17 @@ pub struct Params {
     pub instructions: String,
     /// "auto" lets the model choose tools, "never" only answers.
     pub tool_policy: ToolPolicy,
-    /// Tools to call in each turn, in this order, instead of letting the model choose.
+    /// Tools to call in each turn, in this order, instead of letting the model plan.
     pub plan: Vec<String>,
+    /// Most plans of the model in one turn: with more than one it sees the results and may plan further calls. Small
+    /// models find more to call than was asked for.
+    #[schemars(range(min = 1, max = 32))]
+    pub plans: u32,
     /// Most calls of tools in one turn.
     #[schemars(range(min = 1, max = 32))]
     pub max_steps: u32,
-    /// Whether the tools that a message names are called before the model may answer. Small models forget steps.
-    pub named_first: bool,
+    /// Whether the tools that a message names are called also where the plan forgets them. Small models do.
+    pub named_tools: bool,
     /// Most tokens of an answer.
     #[schemars(range(min = 1, max = 16_384))]
     pub max_tokens: u32,
@@ -60,7 +65,7 @@ pub struct Params {
     /// Most tokens of a thought.
     #[schemars(range(min = 1, max = 4_096))]
     pub thought_tokens: u32,
-    /// How long thoughts are kept; 0 drops them after the turn.
+    /// How long plans and thoughts are kept; 0 drops them after the turn.
     pub reasoning_ttl_seconds: u64,
     /// Temperature of answers; calls are always greedy. Left out, the session's default.
     pub temperature: Option<f32>,
@@ -72,12 +77,13 @@ impl Default for Params {
             instructions: String::new(),
             tool_policy: ToolPolicy::Auto,
             plan: Vec::new(),
+            plans: 1,
             max_steps: 6,
-            named_first: true,
+            named_tools: true,
             max_tokens: 256,
             result_limit: 2_000,
             optional_arguments: false,
-            calls_per_tool: 1,
+            calls_per_tool: 3,
             repeat_calls: false,
             thought: prompt::THOUGHT.to_owned(),
             thought_tokens: 48,
@@ -91,7 +97,7 @@ impl Default for Params {
 #[derive(Debug)]
 pub struct Assistant;
 
-/// Calls tools one by one as a request needs them, and answers.
+/// Plans which tools a request needs, calls them one by one, and answers.
 #[agent(name = "assistant")]
 impl Assistant {
     /// Checks the parameters and tells the model what it is.
@@ -111,6 +117,14 @@ impl Assistant {
 }
 
 impl Params {
+    /// How long plans and thoughts are kept.
+    fn reasoning_retention(&self) -> chat::Retention {
+        match self.reasoning_ttl_seconds {
+            0 => chat::Retention::DropAfterTurn,
+            seconds => chat::Retention::Expire(seconds),
+        }
+    }
+
     fn check(&self, tools: &[tools::Info]) -> Result<(), AgentError> {
         let within = |name: &str, value: u32, least: u32, most: u32| {
             if (least..=most).contains(&value) {
@@ -120,6 +134,7 @@ impl Params {
             Err(AgentError::invalid_input("parameter_out_of_range", message))
         };
         within("max_steps", self.max_steps, 1, 32)?;
+        within("plans", self.plans, 1, 32)?;
         within("calls_per_tool", self.calls_per_tool, 1, 32)?;
         within("max_tokens", self.max_tokens, 1, 16_384)?;
         within("result_limit", self.result_limit, 100, 100_000)?;

@@ -10,18 +10,24 @@ use crate::{Params, ToolPolicy};
 /// Who the assistant is when the session does not say.
 const DEFAULT_INSTRUCTIONS: &str = "You are a helpful assistant.";
 
-/// How a step is written.
-const STEPS: &str = "For each step the user asks for, write one tool call: {\"name\": tool, \"arguments\": {...}}. When no \
-                     more tool is needed, write {\"name\": \"answer\"}. Use only numbers and facts from the user and \
-                     the tools.";
+/// The tool of a planned task that needs none.
+pub(crate) const NO_TOOL: &str = "answer";
 
-/// Says to answer after tools were called: otherwise the last result is taken for the answer.
-pub(crate) const ANSWER: &str = "Using the results above, answer my question in one sentence.";
+/// How a plan is written. The form of its calls goes without saying: it is held to.
+const STEPS: &str = "- answer {}: Says something without a tool.\n\n\
+                     First write a plan with as few steps as you can: {\"plan\": [{\"task\": what to do, \"tool\": which \
+                     tool}, ...]}. Use only numbers and facts from the user and the tools.";
 
-/// How a thought begins, and how it goes on: one sentence. The space is the model's own, because a text that ends
+/// Says to answer where there are results: otherwise the last one is taken for the answer. The message is said
+/// again, because it is some way back, and further where its tasks were done in earlier turns.
+pub(crate) fn answer(message: &str) -> String {
+    format!("Using the results above, answer in one sentence: {message}")
+}
+
+/// How a thought begins, and how it goes on: one sentence, with full stops only inside numbers. The space is the model's own, because a text that ends
 /// in one is unlike any it has learnt from.
 pub(crate) const THOUGHT: &str = "So";
-pub(crate) const THOUGHT_FORM: &str = " [a-zA-Z']([^{}<.\\n]|\\.[0-9]){1,150}\\.";
+pub(crate) const THOUGHT_FORM: &str = " [a-zA-Z']([^{}<.\\n]|[0-9]\\.[0-9]){1,150}\\.";
 
 /// The system message: instructions, then the tools with the names of their arguments.
 pub(crate) fn system(params: &Params, tools: &[Info]) -> String {
@@ -35,17 +41,20 @@ pub(crate) fn system(params: &Params, tools: &[Info]) -> String {
         let arguments = arguments(&tool.input_schema, params.optional_arguments);
         text.push_str(&format!("\n- {} {arguments}: {}", tool.name, tool.description));
     }
-    text.push_str("\n\n");
+    text.push('\n');
     text.push_str(STEPS);
     text
 }
 
-/// The tools a message names, as words of their own in upper or lower case.
+/// The tools a message names, as words of their own in upper or lower case, in the order it first names them.
 pub(crate) fn named<'a>(message: &str, tools: &'a [Info]) -> Vec<&'a str> {
     let is_part = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
-    let words: Vec<&str> = message.split(|c| !is_part(c)).collect();
-    let in_message = |name: &&str| words.iter().any(|word| word.eq_ignore_ascii_case(name));
-    tools.iter().map(|tool| tool.name.as_str()).filter(in_message).collect()
+    let mut named = Vec::new();
+    for word in message.split(|c| !is_part(c)) {
+        let tool = tools.iter().map(|tool| tool.name.as_str()).find(|name| word.eq_ignore_ascii_case(name));
+        named.extend(tool.filter(|name| !named.contains(name)));
+    }
+    named
 }
 
 /// The arguments of a tool in short: names, and what they hold.
@@ -91,7 +100,7 @@ mod tests {
             input_schema: "{}".to_owned(),
         };
         let tools = [tool("calculator"), tool("files"), tool("wait")];
-        assert_eq!(named("Search the Files, then WAIT.", &tools), ["files", "wait"]);
+        assert_eq!(named("WAIT, then search the Files, and wait.", &tools), ["wait", "files"]);
         assert!(named("The waiter filed a profile.", &tools).is_empty());
     }
 

@@ -1,5 +1,4 @@
-//! One step: a call of one of the tools on offer, or the decision to answer. The form is a JSON Schema that the
-//! sampler cannot leave.
+//! One step of a plan: a call of its tool. The form is a JSON Schema that the sampler cannot leave.
 
 use serde_json::{Map, Value, json};
 use tools_sdk::Error;
@@ -8,8 +7,6 @@ use tools_sdk::agent::tools::Info;
 
 use crate::prompt::is_required;
 
-/// The name that stands for no more calls.
-const ANSWER: &str = "answer";
 /// Most characters of a text that a schema leaves unbounded.
 const TEXT_CHARACTERS: u32 = 200;
 /// Most items of a list that a schema leaves unbounded.
@@ -19,73 +16,37 @@ const STEP_TOKENS: u32 = 320;
 /// Schemas inside each other that are still looked at.
 const DEPTH: u32 = 16;
 
-/// What the model decided.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Step {
-    /// To call a tool.
-    Call {
-        /// Which.
-        name: String,
-        /// With what.
-        arguments: Value,
-    },
-    /// To answer.
-    Answer,
-    /// Nothing that can be used: the step was cut off.
-    CutOff,
+/// Lets the model write the arguments of a call of `tool` for a task; `None` when they were cut off. The task stands
+/// in front of the arguments, where a small model heeds it.
+pub(crate) fn write(tool: &Info, task: &str, optional_arguments: bool) -> Result<Option<Value>, Error> {
+    let options = Options {
+        constraint: Constraint::JsonSchema(schema(tool, task, optional_arguments).to_string()),
+        temperature: Some(0.0),
+        ..Options::new(SegmentKind::ToolCall, STEP_TOKENS)
+    };
+    let written = chat::generate(&options)?.finish()?;
+    Ok(read(&written.text))
 }
 
-/// What the model may decide.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Offer<'a> {
-    /// Tools it may call.
-    pub(crate) tools: &'a [&'a Info],
-    /// Whether it may answer instead.
-    pub(crate) answer: bool,
-    /// Whether it may fill in arguments that are not required.
-    pub(crate) optional_arguments: bool,
-}
-
-impl Offer<'_> {
-    /// Lets the model write a step.
-    pub(crate) fn write(&self) -> Result<Step, Error> {
-        let options = Options {
-            constraint: Constraint::JsonSchema(self.schema().to_string()),
-            temperature: Some(0.0),
-            ..Options::new(SegmentKind::ToolCall, STEP_TOKENS)
-        };
-        let written = chat::generate(&options)?.finish()?;
-        Ok(read(&written.text))
+fn schema(tool: &Info, task: &str, optional_arguments: bool) -> Value {
+    let mut call = Map::new();
+    if !task.is_empty() {
+        call.insert("task".to_owned(), json!({"const": task}));
     }
-
-    fn schema(&self) -> Value {
-        let calls = self.tools.iter().map(|tool| {
-            let arguments = arguments(&tool.input_schema, self.optional_arguments);
-            object(json!({"name": {"const": tool.name}, "arguments": arguments}))
-        });
-        let answer = self.answer.then(|| object(json!({"name": {"const": ANSWER}})));
-        let mut choices: Vec<Value> = calls.chain(answer).collect();
-        match choices.len() {
-            1 => choices.swap_remove(0),
-            _ => json!({"anyOf": choices}),
-        }
-    }
+    call.insert("name".to_owned(), json!({"const": tool.name}));
+    call.insert("arguments".to_owned(), arguments(&tool.input_schema, optional_arguments));
+    object(Value::Object(call))
 }
 
 /// An object with all of these properties and no others.
-fn object(properties: Value) -> Value {
+pub(crate) fn object(properties: Value) -> Value {
     let names: Vec<String> =
         properties.as_object().map(|properties| properties.keys().cloned().collect()).unwrap_or_default();
     json!({"type": "object", "properties": properties, "required": names, "additionalProperties": false})
 }
 
-fn read(text: &str) -> Step {
-    let Ok(Value::Object(mut step)) = serde_json::from_str(text) else { return Step::CutOff };
-    match (step.remove("name"), step.remove("arguments")) {
-        (Some(Value::String(name)), Some(arguments)) => Step::Call { name, arguments },
-        (Some(_), None) => Step::Answer,
-        _ => Step::CutOff,
-    }
+fn read(text: &str) -> Option<Value> {
+    serde_json::from_str::<Value>(text).ok()?.get_mut("arguments").map(Value::take)
 }
 
 /// The tool's schema with everything bounded that the model writes, and without what only people read.
@@ -186,23 +147,21 @@ mod tests {
     }
 
     #[test]
-    fn an_offer_is_its_tools_and_the_answer() {
+    fn a_step_is_a_call_of_its_tool_for_its_task() {
         let tool = Info { name: "t".to_owned(), description: String::new(), input_schema: SCHEMA.to_owned() };
-        let one = Offer { tools: &[&tool], answer: false, optional_arguments: false };
-        assert_eq!(one.schema()["properties"]["name"], json!({"const": "t"}));
-        assert_eq!(one.schema()["required"], json!(["name", "arguments"]));
-        let both = Offer { answer: true, ..one };
-        assert_eq!(both.schema()["anyOf"].as_array().unwrap().len(), 2);
-        assert_eq!(both.schema()["anyOf"][1]["required"], json!(["name"]));
+        let with = schema(&tool, "look", false);
+        assert_eq!(with["properties"]["task"], json!({"const": "look"}));
+        assert_eq!(with["properties"]["name"], json!({"const": "t"}));
+        assert_eq!(with["required"], json!(["task", "name", "arguments"]));
+        assert_eq!(schema(&tool, "", false)["required"], json!(["name", "arguments"]));
     }
 
     #[test]
     fn a_step_is_read_or_cut_off() {
-        let call = Step::Call { name: "t".to_owned(), arguments: json!({"free": "x"}) };
-        assert_eq!(read(r#"{"name": "t", "arguments": {"free": "x"}}"#), call);
-        assert_eq!(read(r#"{"name": "answer"}"#), Step::Answer);
-        assert_eq!(read(r#"{"name": "t", "argum"#), Step::CutOff);
-        assert_eq!(read("[]"), Step::CutOff);
+        assert_eq!(read(r#"{"name": "t", "arguments": {"free": "x"}}"#), Some(json!({"free": "x"})));
+        assert_eq!(read(r#"{"name": "t", "argum"#), None);
+        assert_eq!(read(r#"{"name": "t"}"#), None);
+        assert_eq!(read("[]"), None);
     }
 
     #[test]

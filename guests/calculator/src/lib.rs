@@ -20,6 +20,9 @@ pub const MAX_DECIMALS: u32 = 100;
 #[derive(Debug, Deserialize, JsonSchema)]
 pub struct Input {
     /// Arithmetic such as "12.50 + 3 * (4 - 1)". Has + - * / ^ ( ) and sqrt, abs, round, min, max, sum.
+    #[schemars(regex(
+        pattern = r"^([0-9.,_+*/^() \-\u{d7}\u{f7}\u{2212}]|sqrt\(|abs\(|round\(|min\(|max\(|sum\()+$"
+    ))]
     pub expression: String,
     /// Decimal places of the result, 0 to 100. Default: up to 10.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -20,9 +20,9 @@ pub const MAX_ENTRIES: usize = 200;
 #[schemars(inline)]
 #[expect(missing_docs, reason = "documented variants would make the schema a list of alternatives")]
 pub enum Operation {
-    List,
     Search,
     Read,
+    List,
 }
 
 /// What to look at. Two arguments say it all for a small model; the others narrow it.

@@ -34,9 +34,13 @@ pub enum SessionEvent {
         agent_started: bool,
         turns: u32,
     },
-    /// The KV was rebuilt under the runtime's present contract.
+    /// The KV was rebuilt under the runtime's present contract, which may be that of another model.
     #[serde(rename = "session.contract")]
-    ContractChanged { contract: Box<Contract> },
+    ContractChanged {
+        contract: Box<Contract>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        model: Option<String>,
+    },
     /// A turn waits behind another one.
     #[serde(rename = "turn.queued")]
     TurnQueued { turn: String, request: Box<TurnRequest> },

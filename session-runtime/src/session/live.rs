@@ -71,7 +71,8 @@ impl KvObserver for JournalObserver {
         let Some(live) = self.sessions.get(session) else { return };
         if live.record().contract != live.host.contract {
             let contract = Box::new(live.host.contract.clone());
-            self.post(session, SessionEvent::ContractChanged { contract });
+            let model = Some(live.host.model.clone());
+            self.post(session, SessionEvent::ContractChanged { contract, model });
         }
         self.post(session, SessionEvent::KvRestore(Box::new(report.clone())));
     }

@@ -269,6 +269,7 @@ impl SessionManager {
         let record = session.record();
         Ok(SessionView {
             id: session.id.to_string(),
+            model: record.model.clone(),
             status: record.status(),
             spec: record.spec.clone(),
             created_ms: record.created_ms,

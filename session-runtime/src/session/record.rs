@@ -245,7 +245,10 @@ impl SessionRecord {
                 }
                 self.last_restore = Some(*report);
             }
-            SessionEvent::ContractChanged { contract } => self.contract = *contract,
+            SessionEvent::ContractChanged { contract, model } => {
+                self.contract = *contract;
+                self.model = model.unwrap_or_else(|| std::mem::take(&mut self.model));
+            }
             SessionEvent::StateSet { key, value, .. } => match value {
                 Some(value) => {
                     self.state.insert(key, value);

@@ -52,6 +52,8 @@ pub struct SessionView {
     pub id: String,
     /// Where it stands.
     pub status: SessionStatus,
+    /// Model under which its KV was last computed: an alias or a path.
+    pub model: String,
     /// Title, agent, tools, parameters as given.
     pub spec: SessionSpec,
     /// Milliseconds since the Unix epoch.

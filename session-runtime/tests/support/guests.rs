@@ -14,7 +14,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
 
-/// The component of a guest of this project, built when it is missing.
+/// The component of a guest of this project, built when it is missing; `tests/NAME` is one that is made for tests.
 pub fn component(name: &str) -> PathBuf {
     static BUILD: Once = Once::new();
     let path = root().join("target/guests").join(format!("{name}.wasm"));
