@@ -312,7 +312,8 @@ async fn i3_kv_of_other_weights_is_refused_by_the_fields_and_recomputed() {
     let runtime = reopen(runtime, with(&second)).await;
     let report = runtime.restore("s", RestoreMode::Load).await.unwrap();
     check(&report);
-    assert!(report.cells_loaded > 0 && report.refused.is_empty(), "{report:?}");
+    assert!(report.cells_loaded > 0, "{report:?}");
+    assert!(report.refused.iter().all(|refusal| refusal.reason == "absent"), "the unsealed tail: {report:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
