@@ -43,22 +43,30 @@ pub enum KvType {
     F16,
     /// As computed, in twice the bytes.
     F32,
+    /// Rounded to eight bits and a scale for each token and block of [`SCALE_BLOCK`] channels of a head, in little more
+    /// than half the bytes.
+    Int8,
 }
 
+/// Channels of a head that share a scale where K and V are [`KvType::Int8`]; the last block may be shorter.
+pub const SCALE_BLOCK: usize = 32;
+
 impl KvType {
-    /// Bytes of a value.
-    pub const fn bytes(self) -> usize {
+    /// Bytes of K, or of V, of one token and KV head.
+    pub const fn head_bytes(self, head_dim: usize) -> usize {
         match self {
-            Self::F16 => 2,
-            Self::F32 => 4,
+            Self::F16 => 2 * head_dim,
+            Self::F32 => 4 * head_dim,
+            Self::Int8 => head_dim + size_of::<f32>() * head_dim.div_ceil(SCALE_BLOCK),
         }
     }
 
-    /// `f16` or `f32`.
+    /// `f16`, `f32` or `int8`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F16 => "f16",
             Self::F32 => "f32",
+            Self::Int8 => "int8",
         }
     }
 }
@@ -70,7 +78,8 @@ impl std::str::FromStr for KvType {
         match name {
             "f16" => Ok(Self::F16),
             "f32" => Ok(Self::F32),
-            other => Err(format!("'{other}' is not a type of KV: use f16 or f32")),
+            "int8" => Ok(Self::Int8),
+            other => Err(format!("'{other}' is not a type of KV: use f16, f32 or int8")),
         }
     }
 }
@@ -90,12 +99,12 @@ pub struct PoolSpec {
 impl PoolSpec {
     /// Bytes of one page (K and V).
     pub fn page_bytes(&self) -> usize {
-        2 * PAGE_TOKENS * self.head_dim * self.kv_type.bytes()
+        2 * PAGE_TOKENS * self.kv_type.head_bytes(self.head_dim)
     }
 
     /// Bytes of a cell of `tokens` tokens: K and V of `kv_heads` KV heads.
     pub fn cell_bytes(&self, kv_heads: usize, tokens: usize) -> usize {
-        kv_heads * 2 * tokens * self.head_dim * self.kv_type.bytes()
+        kv_heads * 2 * tokens * self.kv_type.head_bytes(self.head_dim)
     }
 }
 
@@ -246,7 +255,7 @@ pub trait Backend: Send + Sync + 'static {
         pairing: RopePairing,
         positions: &[u32],
     ) -> Result<(), KernelError>;
-    /// Rounds K and V rows (`kv_heads * head_dim` channels) to f16 and writes them to their pages.
+    /// Rounds K and V rows (`kv_heads * head_dim` channels) to the pool's type and writes them to their pages.
     fn append(
         &self,
         pool: &mut Self::Pool,
@@ -280,7 +289,8 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Copies page `source` over page `target` (copy-on-write).
     fn copy_page(&self, pool: &mut Self::Pool, source: PageId, target: PageId) -> Result<(), KernelError>;
-    /// Pages to cell: for each KV head, K of `tokens` tokens (`[tokens][head_dim]` f16 little-endian), then V.
+    /// Pages to cell: for each KV head, K of `tokens` tokens (`[tokens][head_dim]` in the pool's type, little-endian),
+    /// then V; where they have scales, those of K follow (`[tokens][blocks]` f32), then those of V.
     /// `tables[h]` are the pages of head `h` that hold the chunk, in token order.
     fn gather_cell(
         &self,

@@ -3,7 +3,9 @@
 
 mod sample;
 
-use kernels::backend::{AttentionShape, Backend, KvType, PAGE_TOKENS, PageId, PoolSpec, RowGroup};
+use kernels::backend::{
+    AttentionShape, Backend, KvType, PAGE_TOKENS, PageId, PoolSpec, RowGroup, SCALE_BLOCK,
+};
 use kernels::cpu::{CpuBackend, CpuPool, Isa, best_isa};
 use kernels::error::KernelError;
 use kernels::reference;
@@ -275,6 +277,57 @@ fn i1_pages_of_f32_give_the_bits_of_pages_of_f16_where_nothing_is_rounded() {
             let (got, _) = run(&backend(2, isa), &sequence, piece, &mut random);
             assert_eq!(bits(&got), bits(&want), "{} {piece}", isa.name());
         }
+    }
+}
+
+/// What int8 holds is a number of scales: pages of f32 with those very values give the same bits.
+#[test]
+fn i1_pages_of_int8_give_the_bits_of_pages_of_f32_with_the_rounded_values() {
+    for head_dim in [24, 64, 72] {
+        let shape = AttentionShape { heads: 6, kv_heads: 2, head_dim, scale: 0.2, window: None };
+        let mut random = Random::new(6);
+        let mut sequence = Sequence::new(&mut random, shape, 530);
+        sequence.kv_type = KvType::Int8;
+        let mut rounded = Sequence { kv_type: KvType::F32, ..Sequence::new(&mut Random::new(6), shape, 530) };
+        for values in [&mut rounded.k, &mut rounded.v] {
+            let blocks = values.chunks_mut(head_dim).flat_map(|head| head.chunks_mut(SCALE_BLOCK));
+            for block in blocks {
+                let (scale, codes) = reference::round_int8(block);
+                for (value, code) in block.iter_mut().zip(codes) {
+                    let held = f32::from(code) * scale;
+                    assert!(
+                        (held - *value).abs() <= scale * 0.5001,
+                        "{held} for {value} in scales of {scale}"
+                    );
+                    *value = held;
+                }
+            }
+        }
+        let (want, want_lse) = run(&backend(2, Isa::Scalar), &rounded, 530, &mut random);
+        for isa in Isa::available() {
+            for piece in [1, 64, 530] {
+                let (got, lse) = run(&backend(2, isa), &sequence, piece, &mut random);
+                assert_eq!(bits(&got), bits(&want), "{} {head_dim} {piece}", isa.name());
+                assert_eq!(bits(&lse), bits(&want_lse), "{} {head_dim} {piece}", isa.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn cells_of_int8_come_back_as_they_were_with_their_scales() {
+    let backend = backend(1, best_isa());
+    for head_dim in [8, 64, 72] {
+        let spec = PoolSpec { pages: 5, head_dim, kv_type: KvType::Int8 };
+        assert_eq!(spec.page_bytes(), 2 * PAGE_TOKENS * (head_dim + 4 * head_dim.div_ceil(32)));
+        let mut pool = backend.pool(spec).unwrap();
+        let (first, second) = ([PageId(1), PageId(3)], [PageId(4), PageId(0)]);
+        let cell: Vec<u8> = (0..spec.cell_bytes(2, 21)).map(|i| (i * 31 % 251) as u8).collect();
+        backend.scatter_cell(&mut pool, &[&first, &second], 21, &cell).unwrap();
+        backend.copy_page(&mut pool, PageId(3), PageId(2)).unwrap();
+        let mut back = vec![0; cell.len()];
+        backend.gather_cell(&pool, &[&[PageId(1), PageId(2)], &second], 21, &mut back).unwrap();
+        assert_eq!(back, cell, "{head_dim}");
     }
 }
 

@@ -13,6 +13,7 @@ use crate::engine::{self, EngineOptions};
 use crate::error::{Error, ErrorKind};
 use crate::kv::contract::{Contract, cell_layout, hex};
 use crate::models::constraint::ConstraintFactory;
+use crate::models::progress::{Listener, Silent};
 use crate::models::{LoadedModel, ModelConfig};
 use crate::restore::plan::RestoreMode;
 use crate::restore::report::RestoreReport;
@@ -117,11 +118,20 @@ impl Runtime {
     /// `config_invalid`, `data_dir_in_use`, `data_dir_newer`, `model_not_found`, `model_unsupported`,
     /// `out_of_memory` and others, each with its fix.
     pub async fn open(config: Config) -> Result<Self, Error> {
+        Self::open_telling(config, Arc::new(Silent)).await
+    }
+
+    /// [`Runtime::open`] that tells how far it is: reading a model file for the first time takes a while, and so does
+    /// repacking a large one.
+    ///
+    /// # Errors
+    /// Those of [`Runtime::open`].
+    pub async fn open_telling(config: Config, progress: Listener) -> Result<Self, Error> {
         config.validate()?;
-        let opening = config.clone();
+        let (opening, told) = (config.clone(), Arc::clone(&progress));
         let (store, model, backend) = tokio::task::spawn_blocking(move || {
             let store = open_store(&opening)?;
-            let model = crate::models::open_as(&opening.model, opening.weights)?;
+            let model = crate::models::open_as(&opening.model, opening.weights, told.as_ref())?;
             let (threads, rounding) = (opening.thread_count(), opening.rounding);
             let backend = CpuBackend::new(CpuOptions { threads, rounding, ..CpuOptions::default() })?;
             Ok::<_, Error>((store, model, Arc::new(backend)))
@@ -136,7 +146,7 @@ impl Runtime {
             grant_roots: config.grant_roots.clone(),
         })
         .await?;
-        Self::assemble(config, store, model, backend, guests).await
+        Self::assemble(config, store, model, backend, guests, progress).await
     }
 
     async fn assemble(
@@ -145,6 +155,7 @@ impl Runtime {
         model: LoadedModel,
         backend: Arc<CpuBackend>,
         guests: Guests,
+        progress: Listener,
     ) -> Result<Self, Error> {
         let context_length = match config.context_length {
             0 => model.config.context_length.min(CONTEXT_LENGTH_DEFAULT),
@@ -166,7 +177,7 @@ impl Runtime {
             kv_type: config.kv_type,
         };
         let (engine, model) = tokio::task::spawn_blocking(move || {
-            engine::open(backend, &model, options).map(|engine| (engine, model))
+            engine::open(backend, &model, options, progress.as_ref()).map(|engine| (engine, model))
         })
         .await
         .map_err(Error::internal)??;

@@ -18,6 +18,7 @@ use session_runtime::engine::{self, Engine, EngineOptions, LogitRows, SequenceRo
 use session_runtime::kv::pool::PagePool;
 use session_runtime::kv::table::BlockTable;
 use session_runtime::models::digest::Digest;
+use session_runtime::models::progress::Silent;
 use session_runtime::models::{self, Checkpoint, Gguf, LayerKind, ModelConfig, Precision, WeightFile};
 use sha2::Digest as _;
 
@@ -26,9 +27,9 @@ const BUDGET: u64 = 16 << 20;
 
 /// Logits of every token of `ids`.
 fn logits(checkpoint: &TinyCheckpoint, precision: Precision, kv_type: KvType, ids: &[u32]) -> Vec<f32> {
-    let model = models::open_as(&checkpoint.name(), precision).unwrap();
+    let model = models::open_as(&checkpoint.name(), precision, &Silent).unwrap();
     let options = EngineOptions { budget_bytes: BUDGET, context_length: 1024, step_rows: 64, kv_type };
-    compute(engine::open(backend(), &model, options).unwrap(), ids)
+    compute(engine::open(backend(), &model, options, &Silent).unwrap(), ids)
 }
 
 fn backend() -> Arc<CpuBackend> {
@@ -126,7 +127,7 @@ fn qwen3_from_a_gguf_file_gives_the_same_bits() {
     assert_eq!(config, read);
     let backend = backend();
     let file = WeightFile::Gguf(gguf);
-    let weights = Weights::load(backend.as_ref(), &file, &config, &mut |_, _| {}).unwrap();
+    let weights = Weights::load(backend.as_ref(), &file, &config, "fixture", &Silent).unwrap();
     let spec = engine::pool_spec(&config, KvType::F16, BUDGET).unwrap();
     let ids = fixture.logits().ids;
     let got = compute(Engine::new(backend, config, weights, spec, 1024, 64).unwrap(), &ids);
@@ -152,7 +153,7 @@ fn quantised_at_load_stays_near_and_is_another_model() {
     // Q8_0 rounds a weight by up to 1/254 of the largest of its block; three layers add that up.
     assert!(apart > 1e-4 && apart < 0.1, "{apart:e}");
     let stored = models::open(&checkpoint.name()).unwrap();
-    let quantised = models::open_as(&checkpoint.name(), Precision::Q8_0).unwrap();
+    let quantised = models::open_as(&checkpoint.name(), Precision::Q8_0, &Silent).unwrap();
     assert_ne!(stored.weights_digest, quantised.weights_digest, "their KV must not be mixed");
     assert_eq!(stored.tokenizer_digest, quantised.tokenizer_digest);
 }

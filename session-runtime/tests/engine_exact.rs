@@ -9,6 +9,7 @@ use session_runtime::engine::{self, Engine, EngineOptions, LogitRows, SequenceRo
 use session_runtime::kv::pool::PagePool;
 use session_runtime::kv::table::BlockTable;
 use session_runtime::models;
+use session_runtime::models::progress::Silent;
 
 const TOKENS: usize = 97;
 
@@ -17,7 +18,7 @@ fn open(alias: &str, threads: usize) -> Engine<CpuBackend> {
     let backend = Arc::new(CpuBackend::new(CpuOptions { threads, ..CpuOptions::default() }).unwrap());
     let options =
         EngineOptions { budget_bytes: 256 << 20, context_length: 512, step_rows: 128, kv_type: KvType::F16 };
-    engine::open(backend, &model, options).unwrap()
+    engine::open(backend, &model, options, &Silent).unwrap()
 }
 
 fn prompt(engine: &Engine<CpuBackend>, salt: u32) -> Vec<u32> {

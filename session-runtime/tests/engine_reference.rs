@@ -12,6 +12,7 @@ use kernels::cpu::{CpuBackend, CpuOptions, Rounding};
 use session_runtime::engine::{self, Engine, EngineOptions, LogitRows, SequenceRows};
 use session_runtime::kv::pool::PagePool;
 use session_runtime::kv::table::BlockTable;
+use session_runtime::models::progress::Silent;
 use session_runtime::models::{self, Tokenizer};
 
 const STEP_ROWS: usize = 256;
@@ -29,7 +30,7 @@ impl Subject {
             Arc::new(CpuBackend::new(CpuOptions { threads: 2, rounding, ..CpuOptions::default() }).unwrap());
         let options =
             EngineOptions { budget_bytes: 192 << 20, context_length: 4096, step_rows: STEP_ROWS, kv_type };
-        let engine = engine::open(backend, &model, options).unwrap();
+        let engine = engine::open(backend, &model, options, &Silent).unwrap();
         let pool = PagePool::new(engine.pool_spec().pages);
         Self { engine, pool, tokenizer: model.tokenizer }
     }
@@ -84,8 +85,8 @@ fn most_logits_agree(subject: &mut Subject, alias: &str) {
     assert!(short * 20 <= all, "{alias}: {short} of {all} positions are short, the worst cosine is {worst}");
 }
 
-/// Perplexity of a fixed text of about 2,000 tokens within 1% of the reference.
-fn perplexity_agrees(subject: &mut Subject, alias: &str) {
+/// Perplexity of a fixed text of about 2,000 tokens within a part of the reference's.
+fn perplexity_agrees(subject: &mut Subject, alias: &str, within: f64) {
     let reference = fixtures::reference(alias).unwrap().passage;
     let tokens = subject.tokenizer.encode_text(&fixtures::passage()).unwrap();
     assert_eq!(tokens.len(), reference.tokens);
@@ -98,7 +99,7 @@ fn perplexity_agrees(subject: &mut Subject, alias: &str) {
     });
     let perplexity = (total / (tokens.len() - 1) as f64).exp();
     let ratio = perplexity / reference.perplexity;
-    assert!((ratio - 1.0).abs() <= 0.01, "{alias}: {perplexity} against {}", reference.perplexity);
+    assert!((ratio - 1.0).abs() <= within, "{alias}: {perplexity} against {}", reference.perplexity);
 }
 
 /// Greedy continuations are the reference's as long as its first choice leads clearly.
@@ -124,7 +125,10 @@ fn agrees(alias: &str) {
     let mut subject = Subject::open(alias, Rounding::Fast, KvType::F16);
     most_logits_agree(&mut subject, alias);
     continuations_agree(&mut subject, alias);
-    perplexity_agrees(&mut subject, alias);
+    perplexity_agrees(&mut subject, alias, 0.01);
+    // The keys of the 0.5B have channels a hundred times larger than the others of their blocks.
+    let mut subject = Subject::open(alias, Rounding::Fast, KvType::Int8);
+    perplexity_agrees(&mut subject, alias, 0.02);
 }
 
 #[test]

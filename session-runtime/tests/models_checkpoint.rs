@@ -16,6 +16,7 @@ use kernels::backend::KvType;
 use kernels::cpu::{CpuBackend, CpuOptions};
 use serde_json::json;
 use session_runtime::engine::{self, EngineOptions};
+use session_runtime::models::progress::Silent;
 use session_runtime::models::{self, Precision};
 use session_runtime::{Error, ErrorKind};
 
@@ -31,9 +32,9 @@ fn refusal(checkpoint: &TinyCheckpoint) -> Error {
 
 /// Puts a model on the device.
 fn load(name: &str, precision: Precision, options: EngineOptions) -> Result<(), Error> {
-    let model = models::open_as(name, precision)?;
+    let model = models::open_as(name, precision, &Silent)?;
     let backend = Arc::new(CpuBackend::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap());
-    engine::open(backend, &model, options).map(drop)
+    engine::open(backend, &model, options, &Silent).map(drop)
 }
 
 /// A change that spoils a checkpoint, and what the error must name.
@@ -234,7 +235,7 @@ fn a_pool_that_does_not_fit_is_refused_before_it_is_allocated() {
 fn a_gguf_file_is_not_quantised_again() {
     let (_directory, name) = gguf(|_| {});
     load(&name, Precision::Stored, OPTIONS).unwrap();
-    let error = models::open_as(&name, Precision::Q8_0).unwrap_err();
+    let error = models::open_as(&name, Precision::Q8_0, &Silent).unwrap_err();
     assert_eq!(error.code, "config_invalid");
     assert!(error.message.contains("m.gguf"), "{error}");
 }

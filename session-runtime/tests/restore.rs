@@ -241,26 +241,28 @@ async fn i3_cells_of_another_contract_are_refused_by_the_field() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i1_kv_of_f32_comes_back_as_it_was_and_is_not_taken_for_f16() {
-    let directory = tempfile::tempdir().unwrap();
-    let exact = || Config { kv_type: KvType::F32, ..config(directory.path()) };
-    let runtime = Runtime::open(exact()).await.unwrap();
-    for id in ["s", "control"] {
-        create(&runtime, id).await;
-        say(&runtime, id, &story(1), 16).await;
+async fn i1_kv_of_every_type_comes_back_as_it_was_and_is_not_taken_for_f16() {
+    for kv_type in [KvType::F32, KvType::Int8] {
+        let directory = tempfile::tempdir().unwrap();
+        let of_type = || Config { kv_type, ..config(directory.path()) };
+        let runtime = Runtime::open(of_type()).await.unwrap();
+        for id in ["s", "control"] {
+            create(&runtime, id).await;
+            say(&runtime, id, &story(1), 16).await;
+        }
+        say(&runtime, "control", SECOND, 24).await;
+        runtime.evict("s").await.unwrap();
+        let runtime = reopen(runtime, of_type()).await;
+        let report = runtime.restore("s", RestoreMode::Cut(7)).await.unwrap();
+        check(&report);
+        assert!(report.cells_loaded > 0 && report.cells_recomputed > 0, "{report:?}");
+        say(&runtime, "s", SECOND, 24).await;
+        assert_eq!(runtime.tokens("s").await.unwrap(), runtime.tokens("control").await.unwrap());
+        runtime.evict("s").await.unwrap();
+        let runtime = reopen(runtime, config(directory.path())).await;
+        let report = runtime.restore("s", RestoreMode::Load).await.unwrap();
+        assert_eq!((report.cells_loaded, &*report.refused[0].reason), (0, "contract: kv_layout"));
     }
-    say(&runtime, "control", SECOND, 24).await;
-    runtime.evict("s").await.unwrap();
-    let runtime = reopen(runtime, exact()).await;
-    let report = runtime.restore("s", RestoreMode::Cut(7)).await.unwrap();
-    check(&report);
-    assert!(report.cells_loaded > 0 && report.cells_recomputed > 0, "{report:?}");
-    say(&runtime, "s", SECOND, 24).await;
-    assert_eq!(runtime.tokens("s").await.unwrap(), runtime.tokens("control").await.unwrap());
-    runtime.evict("s").await.unwrap();
-    let runtime = reopen(runtime, config(directory.path())).await;
-    let report = runtime.restore("s", RestoreMode::Load).await.unwrap();
-    assert_eq!((report.cells_loaded, &*report.refused[0].reason), (0, "contract: kv_layout"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -17,6 +17,7 @@ use session_runtime::kv::chunk::CHUNK_TOKENS;
 use session_runtime::kv::pool::PagePool;
 use session_runtime::kv::shape::TableShape;
 use session_runtime::kv::table::{BlockTable, Need};
+use session_runtime::models::progress::Silent;
 use session_runtime::models::{self, Tokenizer};
 use session_runtime::restore::plan::RestoreMode;
 use session_runtime::restore::report::RestoreReport;
@@ -49,7 +50,7 @@ impl Subject {
             step_rows: CHUNK_TOKENS,
             kv_type: KvType::F16,
         };
-        let engine = engine::open(backend, &model, options).unwrap();
+        let engine = engine::open(backend, &model, options, &Silent).unwrap();
         let config = engine.config();
         let windows = config.layer_kinds.iter().map(|kind| kind.window()).collect();
         let shape = Arc::new(TableShape::new(windows, config.kv_heads, engine.step_rows()));
@@ -286,7 +287,7 @@ fn scheduler(directory: &Path, checkpoint: &TinyCheckpoint) -> (Scheduler, Arc<T
     let contract = session_runtime::runtime::contract(&model, backend.as_ref(), KvType::F16, "");
     let options =
         EngineOptions { budget_bytes: 1 << 20, context_length: 1024, step_rows: 128, kv_type: KvType::F16 };
-    let engine = engine::open(backend, &model, options).unwrap();
+    let engine = engine::open(backend, &model, options, &Silent).unwrap();
     let store = store::Store::open(directory, store::StoreOptions::default()).unwrap();
     let options = SchedulerOptions {
         restore_mode: RestoreMode::Load,

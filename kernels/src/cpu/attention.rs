@@ -17,7 +17,7 @@ use super::lanes::{Kernel, LANES, Lanes, Wide};
 use super::pages::{Element, PagesOf};
 use super::workers::{Disjoint, Workers};
 use super::{Isa, lanes::dispatch};
-use crate::backend::{AttentionShape, PAGE_TOKENS, PageId, RowGroup};
+use crate::backend::{AttentionShape, PAGE_TOKENS, PageId, RowGroup, SCALE_BLOCK};
 
 /// (row, head) pairs of an item, roughly.
 const ITEM_PAIRS: usize = 48;
@@ -418,10 +418,24 @@ fn score_pass<L: Lanes, E: Element, const N: usize>(
     for ((page, id), scores) in span.pages().zip(scores.chunks_exact_mut(N)) {
         let keys = job.pages.page(id).0.as_chunks::<LANES>().0.as_chunks::<2>().0;
         let mut sums = [w.splat(0.0); N];
-        for (keys, queries) in keys.iter().zip(queries) {
-            let keys = E::load(w, keys);
-            for n in 0..N {
-                sums[n] = w.fma(w.splat(queries[n]), keys, sums[n]);
+        if E::SCALED {
+            let scales = job.pages.scales(id).0.as_chunks::<LANES>().0.as_chunks::<2>().0;
+            let blocks = keys.chunks(SCALE_BLOCK).zip(queries.chunks(SCALE_BLOCK));
+            for ((keys, queries), scales) in blocks.zip(scales) {
+                let scales = w.load(scales);
+                for (keys, queries) in keys.iter().zip(queries) {
+                    let keys = w.mul(E::load(w, keys), scales);
+                    for n in 0..N {
+                        sums[n] = w.fma(w.splat(queries[n]), keys, sums[n]);
+                    }
+                }
+            }
+        } else {
+            for (keys, queries) in keys.iter().zip(queries) {
+                let keys = E::load(w, keys);
+                for n in 0..N {
+                    sums[n] = w.fma(w.splat(queries[n]), keys, sums[n]);
+                }
             }
         }
         for n in 0..N {
@@ -506,20 +520,28 @@ fn two_of<E: Element>(row: &[[E; LANES]], channel: usize) -> [[E; LANES]; 2] {
 }
 
 impl<E: Element, const N: usize> Values<'_, E, N> {
+    /// Two vectors of a token's value, in its scales where it has some.
+    #[inline(always)]
+    fn value<W: Wide>(&self, w: W, row: &[E], channel: usize, scales: &[f32]) -> W::F {
+        let value = E::load(w, &two_of(row.as_chunks().0, channel));
+        if E::SCALED { w.mul(value, w.splat(scales[channel * LANES / SCALE_BLOCK])) } else { value }
+    }
+
     /// Two vectors of channels, from vector `channel` on.
     #[inline(always)]
     fn two<W: Wide>(&mut self, w: W, channel: usize) {
-        let dim = self.job.shape.head_dim;
+        let (dim, blocks) = (self.job.shape.head_dim, self.job.pages.blocks());
         let mut totals = [w.splat(0.0); N];
         for ((page, id), weights) in self.span.pages().zip(self.weights.as_chunks::<N>().0) {
             let rows = self.job.pages.page(id).1.chunks_exact(dim).enumerate();
+            let scales = self.job.pages.scales(id).1;
             let mut all_see = true;
             for n in 0..N {
                 all_see &= self.pairs[n].seen(page) == PAGE_TOKENS && self.pairs[n].hidden(page) == 0;
             }
             if all_see {
                 for (slot, row) in rows {
-                    let value = E::load(w, &two_of(row.as_chunks().0, channel));
+                    let value = self.value(w, row, channel, &scales[slot * blocks..]);
                     for n in 0..N {
                         totals[n] = w.fma(w.splat(weights[n][slot]), value, totals[n]);
                     }
@@ -527,7 +549,7 @@ impl<E: Element, const N: usize> Values<'_, E, N> {
                 continue;
             }
             for (slot, row) in rows {
-                let value = E::load(w, &two_of(row.as_chunks().0, channel));
+                let value = self.value(w, row, channel, &scales[slot * blocks..]);
                 for n in 0..N {
                     // A slot that a pair may not look at can hold anything, NaN included: it is skipped.
                     if (self.pairs[n].hidden(page)..self.pairs[n].seen(page)).contains(&slot) {

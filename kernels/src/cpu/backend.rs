@@ -374,6 +374,7 @@ impl Backend for CpuBackend {
         match &pool.pages {
             Pages::F16(pages) => attention(isa, workers, &Attention { pages, shape, groups, q }, out, lse),
             Pages::F32(pages) => attention(isa, workers, &Attention { pages, shape, groups, q }, out, lse),
+            Pages::Int8(pages) => attention(isa, workers, &Attention { pages, shape, groups, q }, out, lse),
         }
         Ok(())
     }

@@ -126,6 +126,8 @@ pub(crate) trait Wide: Copy {
     fn store(self, v: Self::F, out: &mut [[f32; LANES]; 2]);
     /// Reads sixteen f16.
     fn load_f16(self, v: &[[u16; LANES]; 2]) -> Self::F;
+    /// Reads sixteen signed bytes.
+    fn load_i8(self, v: &[[u8; LANES]; 2]) -> Self::F;
     /// As [`Lanes::max`].
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
     /// `a * b`.
@@ -182,6 +184,11 @@ impl<L: Lanes> Wide for Two<L> {
     #[inline(always)]
     fn load_f16(self, v: &[[u16; LANES]; 2]) -> Self::F {
         [self.0.load_f16(&v[0]), self.0.load_f16(&v[1])]
+    }
+
+    #[inline(always)]
+    fn load_i8(self, v: &[[u8; LANES]; 2]) -> Self::F {
+        [self.0.load_i8(&v[0]), self.0.load_i8(&v[1])]
     }
 
     #[inline(always)]
@@ -340,6 +347,7 @@ mod tests {
             put(w.mul(a, b));
             put(w.max(a, b));
             put(w.load_f16(&[self.halves, self.halves.map(|v| v ^ 0x8001)]));
+            put(w.load_i8(&[*eight, eight.map(|v| v ^ 0x55)]));
             put(w.fma(a, w.splat(0.3), c));
             let both = w.load_bytes(&[self.codes.map(|v| v & 63), self.codes.map(|v| v >> 2)]);
             let sums = w.pin(w.add_dot::<false>(w.start(0), both, &quads[1]));

@@ -181,6 +181,11 @@ impl Wide for Avx512 {
     }
 
     #[inline(always)]
+    fn load_i8(self, v: &[[u8; LANES]; 2]) -> __m512 {
+        with_avx512!(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(v.as_ptr().cast()))))
+    }
+
+    #[inline(always)]
     fn max(self, a: __m512, b: __m512) -> __m512 {
         with_avx512!(_mm512_max_ps(a, b))
     }

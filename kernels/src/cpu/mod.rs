@@ -31,6 +31,7 @@ mod pages;
 mod quantise;
 mod repack;
 mod rope;
+pub mod sampling;
 mod scale;
 mod swiglu;
 mod workers;

@@ -43,3 +43,14 @@ impl KvRows {
         self.values.extend_from_slice(values);
     }
 }
+
+/// A block of int8 values: the largest magnitude over 127 is its scale, and each value is the nearest whole number of
+/// scales, between even ones the even one.
+pub fn round_int8(block: &[f32]) -> (f32, Vec<i8>) {
+    let largest = block.iter().map(|value| f64::from(value.abs())).fold(0.0, f64::max) as f32;
+    if largest == 0.0 {
+        return (0.0, vec![0; block.len()]);
+    }
+    let units = 127.0 / largest;
+    (largest / 127.0, block.iter().map(|value| (value * units).round_ties_even() as i8).collect())
+}

@@ -11,7 +11,7 @@ mod rope;
 mod scale;
 mod swiglu;
 
-pub use append::KvRows;
+pub use append::{KvRows, round_int8};
 pub use attention::{attention, window};
 pub use dequantise::dequantise;
 pub use geglu::geglu;

@@ -1,23 +1,24 @@
 //! `bench engine`: tokens per second of prefill and decode at a short and a long context and with several sessions at
 //! once, beside a peer where one is given, and as shares of what the machine can do; perplexity of a fixed text,
-//! bytes of the weights, seconds of loading.
+//! bytes of the weights, seconds of loading, and what the runtime adds to a token.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use kernels::backend::KvType;
 use kernels::cpu::{CpuBackend, CpuOptions, ceiling};
 
+use super::overhead;
 use super::peer::Peer;
-use super::{Figure, median};
+use super::{Figure, Setup, median};
 use crate::engine::{self, Engine, EngineOptions, LogitRows, SequenceRows};
 use crate::error::Error;
+use crate::kv::contract::Contract;
 use crate::kv::pool::PagePool;
 use crate::kv::table::BlockTable;
 use crate::models::architecture::ModelConfig;
+use crate::models::progress::Silent;
 use crate::models::{self, Tokenizer};
-use crate::runtime::STEP_ROWS;
+use crate::runtime::{self, STEP_ROWS};
 
 /// Runs of every case.
 const RUNS: usize = 5;
@@ -37,16 +38,12 @@ const PASSAGE: &str = include_str!("../../tests/fixtures/passage.txt");
 const PEER: &str = "llama.cpp";
 
 /// Measures every model, ours and the peer taking turns.
-pub(super) fn run(
-    names: &[String],
-    threads: usize,
-    peer: Option<&Path>,
-    tell: &mut (dyn FnMut(Figure) + Send),
-) -> Result<(), Error> {
-    let backend = Arc::new(CpuBackend::new(CpuOptions { threads, ..CpuOptions::default() })?);
+pub(super) fn run(setup: &Setup, tell: &mut (dyn FnMut(Figure) + Send)) -> Result<(), Error> {
+    let (threads, rounding) = (setup.config.thread_count(), setup.config.rounding);
+    let backend = Arc::new(CpuBackend::new(CpuOptions { threads, rounding, ..CpuOptions::default() })?);
     let threads = backend.threads();
-    for name in names {
-        let mut subject = Subject::open(name, Arc::clone(&backend), peer)?;
+    for name in &setup.models {
+        let mut subject = Subject::open(name, Arc::clone(&backend), setup)?;
         let mut ceilings = Ceilings::default();
         for prompt in PROMPTS {
             let mut turns = Turns::default();
@@ -64,6 +61,7 @@ pub(super) fn run(
         tell(once(share(resident, "file", subject.file_bytes as f64)));
         tell(once(figure(&subject.case("load"), "seconds", subject.load_seconds, "s")));
         ceilings.tell(tell);
+        subject.overhead(tell)?;
     }
     Ok(())
 }
@@ -134,32 +132,36 @@ struct Subject {
     pool: PagePool,
     tokenizer: Tokenizer,
     peer: Option<Peer>,
+    contract: Contract,
     file_bytes: u64,
     load_seconds: f64,
 }
 
 impl Subject {
-    fn open(name: &str, backend: Arc<CpuBackend>, peer: Option<&Path>) -> Result<Self, Error> {
+    fn open(name: &str, backend: Arc<CpuBackend>, setup: &Setup) -> Result<Self, Error> {
         let threads = backend.threads();
         let begun = Instant::now();
-        let model = models::open(name)?;
+        let model = models::open_as(name, setup.config.weights, &Silent)?;
         let rows = CONTEXT.max(SESSIONS * (SESSION_CONTEXT + DECODE)) + 64;
-        let kv_type = KvType::F16;
+        let kv_type = setup.config.kv_type;
+        let contract = runtime::contract(&model, backend.as_ref(), kv_type, "");
         let budget_bytes = (model.config.kv_token_bytes(kv_type) * rows) as u64;
         let options =
             EngineOptions { budget_bytes, context_length: CONTEXT + 64, step_rows: STEP_ROWS, kv_type };
-        let engine = engine::open(backend, &model, options)?;
+        let engine = engine::open(backend, &model, options, &Silent)?;
         let load_seconds = begun.elapsed().as_secs_f64();
         let pool = PagePool::new(engine.pool_spec().pages);
-        let path = models::catalog::resolve(name)?.path;
-        let file_bytes = std::fs::metadata(&path).map_or(0, |file| file.len());
-        let peer = peer.map(|program| Peer::start(program, &path, threads, rows, SESSIONS)).transpose()?;
+        let file_bytes = model.weights.file_bytes();
+        let peer = setup.peer.as_deref();
+        let peer =
+            peer.map(|program| Peer::start(program, &model.path, threads, rows, SESSIONS)).transpose()?;
         Ok(Self {
             name: name.to_owned(),
             engine,
             pool,
             tokenizer: model.tokenizer,
             peer,
+            contract,
             file_bytes,
             load_seconds,
         })
@@ -285,6 +287,18 @@ impl Subject {
             }
         }
         tell(times.figure(&self.case(&format!("decode-{SESSIONS}-sessions")), SESSIONS * DECODE));
+        Ok(())
+    }
+
+    /// What a token takes besides the forward pass.
+    fn overhead(self, tell: &mut (dyn FnMut(Figure) + Send)) -> Result<(), Error> {
+        let (prompt, case) = (self.tokens(PROMPTS[0]), self.case("overhead"));
+        // The peer's threads are not to be in the way.
+        drop(self.peer);
+        let overhead =
+            overhead::measure(self.engine, self.contract, self.tokenizer, &prompt, (RUNS, DECODE))?;
+        tell(figure(&case, "us_per_token", median(overhead.scheduler) * 1e6, "us"));
+        tell(figure(&case, "us_per_token_heard", median(overhead.heard) * 1e6, "us"));
         Ok(())
     }
 

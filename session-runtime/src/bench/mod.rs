@@ -2,13 +2,15 @@
 //! `{bench, case, metric, value, unit, against, ratio, n}`.
 
 pub mod engine;
+mod overhead;
 mod peer;
 pub mod restore;
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use serde::Serialize;
 
+use crate::config::Config;
 use crate::error::Error;
 
 /// One measured figure.
@@ -35,21 +37,26 @@ pub struct Figure {
 /// The benchmarks there are.
 pub const NAMES: [&str; 2] = ["engine", "restore"];
 
-/// Runs a benchmark, telling each figure as soon as it is known. `peer` is a program from `benches/peers` to measure
-/// beside ours.
+/// What is measured.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Aliases or paths.
+    pub models: Vec<String>,
+    /// Threads, how activations are rounded, how KV and the weights of checkpoints are kept, speculation: what a
+    /// runtime would be opened with.
+    pub config: Config,
+    /// A program from `benches/peers` to measure beside ours.
+    pub peer: Option<PathBuf>,
+}
+
+/// Runs a benchmark, telling each figure as soon as it is known.
 ///
 /// # Errors
 /// An unknown name, or what the runtime fails with.
-pub async fn run(
-    name: &str,
-    models: &[String],
-    threads: usize,
-    peer: Option<&Path>,
-    tell: &mut (dyn FnMut(Figure) + Send),
-) -> Result<(), Error> {
+pub async fn run(name: &str, setup: &Setup, tell: &mut (dyn FnMut(Figure) + Send)) -> Result<(), Error> {
     match name {
-        "engine" => engine::run(models, threads, peer, tell),
-        "restore" => restore::run(models, threads, tell).await,
+        "engine" => tokio::task::block_in_place(|| engine::run(setup, tell)),
+        "restore" => restore::run(setup, tell).await,
         _ => Err(Error::invalid(
             "bench_not_found",
             format!("there is no benchmark '{name}': choose one of {}", NAMES.join(", ")),

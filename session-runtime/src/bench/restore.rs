@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::{Figure, median};
+use super::{Figure, Setup, median};
 use crate::config::Config;
 use crate::error::Error;
 use crate::restore::plan::RestoreMode;
@@ -18,19 +18,14 @@ const WORDS: usize = 1500;
 const SWEEP: [f64; 5] = [0.1, 0.5, 1.0, 2.0, 10.0];
 
 /// Measures every model.
-pub(super) async fn run(
-    names: &[String],
-    threads: usize,
-    tell: &mut (dyn FnMut(Figure) + Send),
-) -> Result<(), Error> {
-    for name in names {
+pub(super) async fn run(setup: &Setup, tell: &mut (dyn FnMut(Figure) + Send)) -> Result<(), Error> {
+    for name in &setup.models {
         let directory = std::env::temp_dir().join(crate::ids::fresh("bench"));
         let config = Config {
             data_dir: directory.clone(),
             model: name.clone(),
-            threads,
             device_budget_bytes: 512 << 20,
-            ..Config::default()
+            ..setup.config.clone()
         };
         let outcome = measure(name, Runtime::open(config).await?, tell).await;
         // The directory is ours alone; what is left of it harms nobody.

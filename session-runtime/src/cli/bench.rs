@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 use super::failure::{Failure, Outcome};
 use super::options::Options;
 use super::terminal::print_line;
-use crate::bench::{self, Figure};
+use crate::bench::{self, Figure, Setup};
 use crate::models::catalog;
 
 /// Models measured where none is named, as far as they are here.
@@ -40,13 +40,8 @@ impl Bench {
                 unprinted = self.print(&figure);
             }
         };
-        handle.block_on(bench::run(
-            &self.name,
-            &models,
-            options.threads(),
-            self.peer.as_deref(),
-            &mut tell,
-        ))?;
+        let setup = Setup { models, config: options.config()?, peer: self.peer.clone() };
+        handle.block_on(bench::run(&self.name, &setup, &mut tell))?;
         unprinted
     }
 

@@ -3,6 +3,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -14,6 +15,7 @@ use super::options::Options;
 use crate::api::Server;
 use crate::config::Config;
 use crate::error::Error;
+use crate::models::progress::Terminal;
 use crate::runtime::Runtime;
 
 /// A way to the sessions of a data directory.
@@ -53,7 +55,7 @@ impl Connection {
     fn start(options: &Options, handle: &Handle, granted: &[PathBuf]) -> Outcome<Self> {
         let config = Config { grant_roots: granted.to_vec(), ..options.config()? };
         let (runtime, server) = handle.block_on(async {
-            let runtime = Runtime::open(config).await?;
+            let runtime = Runtime::open_telling(config, Arc::new(Terminal::new())).await?;
             let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
             let server = Server::bind(runtime.clone(), address, false).await?;
             Ok::<_, Error>((runtime, server))

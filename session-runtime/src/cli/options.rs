@@ -33,7 +33,8 @@ pub(super) struct Options {
     /// twice the multiplications). KV of one is not used by the other [default: fast]
     #[arg(long, global = true, value_name = "NAME")]
     rounding: Option<Rounding>,
-    /// How K and V are stored: f16, or f32 for logits that show no rounding, in twice the bytes
+    /// How K and V are stored: f16, f32 for logits that show no rounding in twice the bytes, or int8 in little more than
+    /// half of them. KV of one is not used by another [default: f16]
     #[arg(long, global = true, value_name = "TYPE")]
     kv_type: Option<KvType>,
     /// Guesses next tokens from the history and checks them, which changes none: auto (where measured faster), always or
@@ -81,11 +82,6 @@ impl Options {
     /// The model's name.
     pub(super) fn model_name(&self) -> &str {
         self.model.as_deref().unwrap_or(DEFAULT_MODEL)
-    }
-
-    /// Threads of the model; 0: one per processor.
-    pub(super) fn threads(&self) -> usize {
-        self.threads.unwrap_or(0)
     }
 
     /// Directories that are searched for guests: those given, else those beside the program and in the

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::Args;
 use tokio::runtime::Handle;
@@ -12,6 +13,7 @@ use super::options::Options;
 use crate::api::Server;
 use crate::config::Config;
 use crate::error::Error;
+use crate::models::progress::Terminal;
 use crate::runtime::Runtime;
 
 /// Address where none is given.
@@ -44,7 +46,7 @@ impl Serve {
         handle.block_on(async {
             let (interrupt, terminate) =
                 (listen_for(SignalKind::interrupt())?, listen_for(SignalKind::terminate())?);
-            let runtime = Runtime::open(config).await?;
+            let runtime = Runtime::open_telling(config, Arc::new(Terminal::new())).await?;
             let server = match Server::bind(runtime.clone(), self.listen, self.allow_remote).await {
                 Ok(server) => server,
                 Err(error) => {

@@ -16,6 +16,7 @@ pub use weights::{Weights, pool_spec};
 
 use crate::error::Error;
 use crate::models::LoadedModel;
+use crate::models::progress::Progress;
 
 /// What a model gets of its device.
 #[derive(Clone, Copy, Debug)]
@@ -30,7 +31,7 @@ pub struct EngineOptions {
     pub kv_type: KvType,
 }
 
-/// Puts a model on a device.
+/// Puts a model on a device; `progress` is told how far it is.
 ///
 /// # Errors
 /// `out_of_memory` before anything is allocated, `device_budget_too_small`, `model_malformed`,
@@ -39,12 +40,12 @@ pub fn open<B: Backend>(
     backend: Arc<B>,
     model: &LoadedModel,
     options: EngineOptions,
+    progress: &dyn Progress,
 ) -> Result<Engine<B>, Error> {
     let spec = pool_spec(&model.config, options.kv_type, options.budget_bytes)?;
     memory::check(model, spec, options).map_err(|error| model.naming(error))?;
-    let weights = Weights::load(backend.as_ref(), &model.weights, &model.config, &mut |done, total| {
-        tracing::debug!(done, total, "loading weights");
-    })
-    .map_err(|error| model.naming(error))?;
+    let source = model.path.display().to_string();
+    let weights = Weights::load(backend.as_ref(), &model.weights, &model.config, &source, progress)
+        .map_err(|error| model.naming(error))?;
     Engine::new(backend, model.config.clone(), weights, spec, options.context_length, options.step_rows)
 }

@@ -3,6 +3,8 @@
 //! The generator is counter-based: the draw at a position depends on (seed, position) alone, so a
 //! replay needs no generator state and a restored session draws what it would have drawn.
 
+use kernels::cpu::{best_isa, sampling};
+
 use crate::models::constraint::TokenMask;
 
 /// How the next token is chosen; every field is set.
@@ -54,65 +56,55 @@ pub fn sample(
     position: u64,
 ) -> Option<u32> {
     penalise(logits, params.repetition_penalty, recent);
-    let allowed = |id: usize| mask.is_none_or(|mask| mask.is_allowed(id as u32));
+    let allowed = mask.map(TokenMask::words);
+    let (first, highest) = sampling::highest(logits, allowed)?;
     if params.temperature <= 0.0 {
-        return greedy(logits, allowed);
+        return Some(first as u32);
     }
-    let mut kept: Vec<(u32, f32)> = logits
-        .iter()
-        .enumerate()
-        .filter(|(id, _)| allowed(*id))
-        .map(|(id, logit)| (id as u32, *logit))
-        .collect();
-    if kept.is_empty() {
-        return None;
+    sampling::weights(best_isa(), logits, highest, params.temperature, allowed);
+    let weights = &*logits;
+    if params.top_k == 0 && params.top_p >= 1.0 && params.min_p <= 0.0 {
+        let target = draw(params.seed, position) * sampling::total(weights);
+        return sampling::reached(weights, target).map(|id| id as u32);
     }
-    // Highest first; equal logits by id, so that the order is total.
-    let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
-    if params.top_k > 0 && params.top_k < kept.len() {
-        kept.select_nth_unstable_by(params.top_k - 1, order);
-        kept.truncate(params.top_k);
+    Some(filtered(weights, params, position).unwrap_or(first as u32))
+}
+
+/// Draws among the highest weights, as `top_k`, then `top_p` and `min_p` leave them.
+fn filtered(weights: &[f32], params: &SamplingParams, position: u64) -> Option<u32> {
+    let (top_k, top_p) = (params.top_k, f64::from(params.top_p));
+    let mut kept = if top_k > 0 {
+        sampling::from_bound(weights, sampling::bound(weights, |count, _| count >= top_k))
+    } else {
+        let total = sampling::total(weights);
+        // A little more than is needed, because the sums are in another order.
+        let bound = sampling::bound(weights, |_, sum| sum >= top_p * total * (1.0 + 1e-9));
+        sampling::from_bound(weights, bound.max(params.min_p))
+    };
+    if top_k > 0 {
+        kept.truncate(top_k);
     }
-    kept.sort_unstable_by(order);
-    let highest = f64::from(kept[0].1);
-    let temperature = f64::from(params.temperature);
-    let mut weights: Vec<f64> =
-        kept.iter().map(|(_, logit)| libm_exp((f64::from(*logit) - highest) / temperature)).collect();
-    let least = f64::from(params.min_p);
-    let total: f64 = weights.iter().sum();
-    let mut sum = 0.0;
-    let mut keep = 0;
-    for weight in &weights {
-        if keep > 0 && (sum >= f64::from(params.top_p) * total || *weight < least) {
+    let total = match top_k {
+        0 => sampling::total(weights),
+        _ => kept.iter().map(|(_, weight)| f64::from(*weight)).sum(),
+    };
+    let (mut sum, mut keep) = (0.0, 0);
+    for (_, weight) in &kept {
+        if keep > 0 && (sum >= top_p * total || *weight < params.min_p) {
             break;
         }
-        sum += weight;
+        sum += f64::from(*weight);
         keep += 1;
     }
-    weights.truncate(keep);
+    kept.truncate(keep);
     let mut left = draw(params.seed, position) * sum;
-    for (weight, (id, _)) in weights.iter().zip(&kept) {
-        left -= weight;
+    for (id, weight) in &kept {
+        left -= f64::from(*weight);
         if left < 0.0 {
             return Some(*id);
         }
     }
-    Some(kept[keep - 1].0)
-}
-
-/// `exp` in double precision from one implementation on every platform.
-fn libm_exp(x: f64) -> f64 {
-    libm::exp(x)
-}
-
-fn greedy(logits: &[f32], allowed: impl Fn(usize) -> bool) -> Option<u32> {
-    let mut best: Option<(usize, f32)> = None;
-    for (id, logit) in logits.iter().enumerate() {
-        if best.is_none_or(|(_, highest)| *logit > highest) && allowed(id) {
-            best = Some((id, *logit));
-        }
-    }
-    best.map(|(id, _)| id as u32)
+    kept.last().map(|(id, _)| *id)
 }
 
 /// Divides positive logits of recent tokens by the penalty and multiplies negative ones (CTRL, arXiv
@@ -172,6 +164,10 @@ mod tests {
         assert_eq!(kept(SamplingParams { top_k: 2, ..params(1.0) }), [0, 1]);
         assert_eq!(kept(SamplingParams { top_p: 0.65, ..params(1.0) }), [0, 1]);
         assert_eq!(kept(SamplingParams { min_p: 0.4, ..params(1.0) }), [0, 1, 2]);
+        assert_eq!(kept(SamplingParams { top_k: 3, top_p: 0.7, ..params(1.0) }), [0, 1]);
+        assert_eq!(kept(SamplingParams { top_k: 9, min_p: 0.6, ..params(1.0) }), [0, 1]);
+        // Low temperatures leave the highest alone.
+        assert_eq!(kept(params(0.01)), [0]);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use kernels::error::KernelError;
 use crate::error::{Error, ErrorKind};
 use crate::models::WeightFile;
 use crate::models::architecture::{LayerTensors, ModelConfig, OUTPUT, OUTPUT_NORM, TOKEN_EMBD};
+use crate::models::progress::{Event, Progress, Stage};
 
 /// One transformer layer.
 pub(super) struct Layer<B: Backend> {
@@ -48,7 +49,7 @@ pub struct Weights<B: Backend> {
 }
 
 impl<B: Backend> Weights<B> {
-    /// Repacks every tensor of a model file for the device. `progress` is told tensors done and in all.
+    /// Repacks every tensor of a model file for the device. `progress` is told its bytes, as those of `source`.
     ///
     /// # Errors
     /// A missing tensor, a wrong shape, or what the backend refuses; all name the tensor.
@@ -56,10 +57,10 @@ impl<B: Backend> Weights<B> {
         backend: &B,
         file: &WeightFile,
         config: &ModelConfig,
-        progress: &mut dyn FnMut(usize, usize),
+        source: &str,
+        progress: &dyn Progress,
     ) -> Result<Self, Error> {
-        let total = config.layers * 9 + 3;
-        let mut loader = Loader { backend, file, bytes: 0, done: 0, total, progress };
+        let mut loader = Loader { backend, file, bytes: 0, done: 0, source, progress };
         let embedding = loader.matrix(TOKEN_EMBD, config.vocab, config.hidden)?;
         let layers =
             (0..config.layers).map(|index| loader.layer(config, index)).collect::<Result<Vec<_>, Error>>()?;
@@ -69,6 +70,7 @@ impl<B: Backend> Weights<B> {
         } else {
             Some(loader.matrix(OUTPUT, config.vocab, config.hidden)?)
         };
+        progress.event(Event::Finished);
         Ok(Self { embedding, layers, output_norm, output, bytes: loader.bytes })
     }
 
@@ -82,9 +84,10 @@ struct Loader<'a, B: Backend> {
     backend: &'a B,
     file: &'a WeightFile,
     bytes: usize,
-    done: usize,
-    total: usize,
-    progress: &'a mut dyn FnMut(usize, usize),
+    /// Bytes read of the file.
+    done: u64,
+    source: &'a str,
+    progress: &'a dyn Progress,
 }
 
 impl<B: Backend> Loader<'_, B> {
@@ -148,7 +151,9 @@ impl<B: Backend> Loader<'_, B> {
         let spec = MatrixSpec { name: self.file.stored_name(name), format: tensor.format, rows, cols };
         let matrix = self.backend.load_matrix(&spec, &tensor.bytes).map_err(load_refused)?;
         self.bytes += self.backend.matrix_bytes(&matrix);
-        self.step();
+        self.done += tensor.bytes.len() as u64;
+        let total = self.file.file_bytes().max(self.done);
+        self.progress.bytes(self.source, Stage::Repacking, self.done, Some(total));
         Ok(matrix)
     }
 
@@ -165,14 +170,7 @@ impl<B: Backend> Loader<'_, B> {
                 ),
             ));
         }
-        let vector = self.backend.load_vector(&self.file.stored_name(name), &values).map_err(load_refused)?;
-        self.step();
-        Ok(vector)
-    }
-
-    fn step(&mut self) {
-        self.done += 1;
-        (self.progress)(self.done.min(self.total), self.total);
+        self.backend.load_vector(&self.file.stored_name(name), &values).map_err(load_refused)
     }
 }
 

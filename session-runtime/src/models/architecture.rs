@@ -127,7 +127,7 @@ impl LayerKind {
     /// Bytes of state one token adds to such a layer.
     pub fn token_bytes(self, kv_heads: usize, head_dim: usize, kv_type: KvType) -> usize {
         match self {
-            LayerKind::Full | LayerKind::Window(_) => 2 * kv_heads * head_dim * kv_type.bytes(),
+            LayerKind::Full | LayerKind::Window(_) => 2 * kv_heads * kv_type.head_bytes(head_dim),
         }
     }
 }

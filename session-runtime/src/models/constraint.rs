@@ -251,6 +251,11 @@ impl TokenMask {
         (id as usize) < self.vocab && word.is_some_and(|word| word >> (id % 32) & 1 == 1)
     }
 
+    /// The set as a bit an id, 32 to a word, the first in the lowest bit. Ids from the vocabulary's size on do not count.
+    pub fn words(&self) -> &[u32] {
+        self.bits.as_slice()
+    }
+
     /// The ids in the set, ascending.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.bits.iter().take_while(|&id| (id as usize) < self.vocab)

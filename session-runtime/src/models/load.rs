@@ -176,14 +176,14 @@ pub fn digest_of(path: &Path, progress: &dyn Progress) -> Result<Digest, Error> 
 /// # Errors
 /// `model_not_found`, and those of [`LoadedModel::open`].
 pub fn open(name: &str) -> Result<LoadedModel, Error> {
-    open_as(name, Precision::Stored)
+    open_as(name, Precision::Stored, &Silent)
 }
 
-/// The same with a choice of precision.
+/// The same with a choice of precision; `progress` is told how far a digest is that is not known yet.
 ///
 /// # Errors
 /// Those of [`open`]; `config_invalid` for a GGUF file that is to be quantised.
-pub fn open_as(name: &str, precision: Precision) -> Result<LoadedModel, Error> {
+pub fn open_as(name: &str, precision: Precision, progress: &dyn Progress) -> Result<LoadedModel, Error> {
     let file = catalog::resolve(name)?;
-    LoadedModel::open(&file.path, precision, &Silent)
+    LoadedModel::open(&file.path, precision, progress)
 }

@@ -1,7 +1,7 @@
 //! Telling how far a long operation on a model file is, and one way to show it.
 
 use std::io::{IsTerminal, Write};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -15,6 +15,8 @@ pub enum Stage {
     Downloading,
     /// Bytes are read to check or compute a digest.
     Verifying,
+    /// Weights are repacked for a device.
+    Repacking,
 }
 
 impl Stage {
@@ -24,6 +26,7 @@ impl Stage {
             Stage::Connecting => "connecting",
             Stage::Downloading => "downloading",
             Stage::Verifying => "verifying",
+            Stage::Repacking => "repacking",
         }
     }
 }
@@ -52,6 +55,9 @@ pub enum Event<'a> {
     /// The operation is over.
     Finished,
 }
+
+/// Whom to tell, where that is decided elsewhere.
+pub type Listener = Arc<dyn Progress + Send + Sync>;
 
 /// Receives events. Called from the thread that works, often: implementations decide what to show.
 pub trait Progress {
@@ -126,8 +132,14 @@ impl Shown {
             self.about = Some((source.to_string(), stage));
         }
         if !std::io::stderr().is_terminal() {
+            // What a model needs at every start is told only where it takes a while.
+            if new && matches!(stage, Stage::Verifying | Stage::Repacking) {
+                self.last_line = Some(Instant::now());
+                return;
+            }
             let due = self.last_line.is_none_or(|at| at.elapsed() >= LINE_INTERVAL);
-            if new || due || (Some(done) == total && done > 0) {
+            let end = Some(done) == total && done > 0 && stage != Stage::Repacking;
+            if new || due || end {
                 self.last_line = Some(Instant::now());
                 let total = total.map_or(String::new(), |total| format!(" of {}", mebibytes(total)));
                 line(&format!("{} {source}: {}{total}", stage.name(), mebibytes(done)));

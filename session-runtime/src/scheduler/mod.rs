@@ -94,7 +94,7 @@ pub enum GenerationEvent {
 }
 
 /// What the device holds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct DeviceView {
     /// Pages of the pool.
     pub pages_total: u64,
@@ -110,6 +110,10 @@ pub struct DeviceView {
     pub tokens_computed: u64,
     /// Tokens whose KV was reused when a message began.
     pub tokens_reused: u64,
+    /// Seconds of the scheduler's work.
+    pub busy_seconds: f64,
+    /// Those of them in the forward passes of steps.
+    pub forward_seconds: f64,
     /// Tokens guessed from histories, and how many of them were right.
     pub tokens_guessed: [u64; 2],
 }

@@ -235,7 +235,10 @@ impl<B: Backend> Worker<B> {
             });
         }
         self.logits.clear();
-        self.engine.forward(&sequences, self.engine.config().layers, &mut self.logits)
+        let begun = Instant::now();
+        let outcome = self.engine.forward(&sequences, self.engine.config().layers, &mut self.logits);
+        self.forward_seconds += begun.elapsed().as_secs_f64();
+        outcome
     }
 
     fn learn(&mut self, shares: &[Share], seconds: f64) {

@@ -97,6 +97,9 @@ pub(super) struct Worker<B: Backend> {
     pub evicting: Vec<(Arc<str>, KvTransition, Instant, Reply<KvTransition>)>,
     pub tokens_computed: u64,
     pub tokens_reused: u64,
+    /// Seconds of work, and those of them in the forward passes of steps.
+    pub busy_seconds: f64,
+    pub forward_seconds: f64,
     pub gain: Gain,
     stopping: Arc<AtomicBool>,
     last_tick: Instant,
@@ -138,6 +141,8 @@ impl<B: Backend> Worker<B> {
             evicting: Vec::new(),
             tokens_computed: 0,
             tokens_reused: 0,
+            busy_seconds: 0.0,
+            forward_seconds: 0.0,
             gain: Gain::default(),
             stopping,
             last_tick: Instant::now(),
@@ -155,7 +160,11 @@ impl<B: Backend> Worker<B> {
                 self.last_tick = Instant::now();
                 self.evict_expired();
             }
+            let begun = Instant::now();
             worked = self.work();
+            if worked {
+                self.busy_seconds += begun.elapsed().as_secs_f64();
+            }
         }
     }
 
@@ -519,6 +528,8 @@ impl<B: Backend> Worker<B> {
             weight_bytes: self.engine.weight_bytes() as u64,
             tokens_computed: self.tokens_computed,
             tokens_reused: self.tokens_reused,
+            busy_seconds: self.busy_seconds,
+            forward_seconds: self.forward_seconds,
             tokens_guessed: self.gain.totals,
         }
     }
