@@ -51,6 +51,8 @@ pub struct Config {
     pub save_when_idle: bool,
     /// When the next tokens are guessed from the history; what is sampled does not change.
     pub speculation: Speculation,
+    /// Whether a session that begins takes the KV of the tokens it has in common with other sessions.
+    pub share_prefixes: bool,
     /// How long reading a piece of a prompt may be predicted to take while sessions wait for their next token; a
     /// piece has at least a page.
     pub step_time: Duration,
@@ -91,6 +93,7 @@ impl Default for Config {
             idle_ttl: Duration::from_secs(300),
             save_when_idle: true,
             speculation: Speculation::Auto,
+            share_prefixes: true,
             step_time: Duration::from_millis(150),
             resume_turns: true,
             guests: Vec::new(),

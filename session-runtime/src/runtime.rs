@@ -191,6 +191,7 @@ impl Runtime {
                 context_length,
                 save_when_idle: config.save_when_idle,
                 speculation: config.speculation,
+                share_prefixes: config.share_prefixes,
                 step_seconds: config.step_time.as_secs_f64(),
             },
             Arc::clone(&clock) as _,

@@ -295,6 +295,7 @@ fn scheduler(directory: &Path, checkpoint: &TinyCheckpoint) -> (Scheduler, Arc<T
         context_length: 1024,
         save_when_idle: true,
         speculation: Speculation::Always,
+        share_prefixes: false,
         step_seconds: 1.0,
     };
     let clock = Arc::new(store::SystemClock::default());

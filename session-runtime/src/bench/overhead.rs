@@ -53,6 +53,7 @@ pub(super) fn measure<B: Backend>(
             context_length: prompt.len() + (runs + 1) * length,
             save_when_idle: false,
             speculation: Speculation::Off,
+            share_prefixes: false,
             step_seconds: 1.0,
         };
         let clock = Arc::new(store::SystemClock::default());

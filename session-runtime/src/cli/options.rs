@@ -41,6 +41,9 @@ pub(super) struct Options {
     /// off [default: auto]
     #[arg(long, global = true, value_name = "WHEN")]
     speculate: Option<Speculation>,
+    /// Has every session compute its own KV, also that of a beginning it has in common with others
+    #[arg(long, global = true)]
+    no_sharing: bool,
     /// Memory for KV, such as 256MiB [default: 1GiB]
     #[arg(long, global = true, value_name = "BYTES")]
     device_budget: Option<Bytes>,
@@ -112,6 +115,7 @@ impl Options {
         if let Some(precision) = self.quantise {
             config.weights = precision;
         }
+        config.share_prefixes = !self.no_sharing;
         if let Some(speculation) = self.speculate {
             config.speculation = speculation;
         }

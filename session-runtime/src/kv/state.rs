@@ -44,6 +44,8 @@ pub enum KvEvent {
     Abandon,
     /// The saved cells belong to another contract.
     Refuse,
+    /// Cells of the same tokens, which another session saved, were found.
+    Find,
 }
 
 /// The state that follows, or `None` where the event cannot happen.
@@ -59,6 +61,7 @@ pub fn transition(state: KvState, event: KvEvent) -> Option<KvState> {
         (S::Restoring, E::Arrive) => S::Restored,
         (S::Restoring, E::Abandon) => S::Evicted,
         (S::Evicted, E::Refuse) => S::Stale,
+        (S::None, E::Find) => S::Evicted,
         _ => return None,
     })
 }

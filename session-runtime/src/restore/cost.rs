@@ -110,6 +110,12 @@ impl LoadCost {
         self.samples += 1;
     }
 
+    /// The cost over a tier that moves at most `limit` bytes a second, whatever was measured before it did.
+    pub fn limited(&self, limit: Option<u64>) -> Self {
+        let limit = limit.map_or(f64::INFINITY, |limit| limit as f64);
+        Self { bytes_per_second: self.bytes_per_second.min(limit), ..self.clone() }
+    }
+
     /// Predicted seconds for `requests` requests of `bytes` in all.
     pub fn seconds(&self, requests: usize, bytes: usize) -> f64 {
         self.latency * requests as f64 + bytes as f64 / self.bytes_per_second
@@ -147,6 +153,13 @@ mod tests {
         let predicted = cost.seconds(128, 24, 1500.0);
         let expected = 128.0 * 24.0 * (2e-5 + 3e-9 * 1500.0);
         assert!((predicted / expected - 1.0).abs() < 0.01, "{predicted} against {expected}");
+    }
+
+    #[test]
+    fn a_limit_is_known_before_it_is_measured() {
+        let cost = LoadCost::default();
+        assert_eq!(cost.limited(Some(1_000_000)).seconds(0, 2_000_000), 2.0);
+        assert_eq!(cost.limited(None).seconds(3, 1000), cost.seconds(3, 1000));
     }
 
     #[test]

@@ -14,6 +14,10 @@ use std::str::FromStr;
 
 use super::cost::{ComputeCost, LoadCost};
 
+/// The least part of the time that doing both at once must save. What a mix saves is a prediction, and compute and loads
+/// get in each other's way: where one of them is far slower, the other alone is the better plan.
+pub const LEAST_GAIN: f64 = 0.15;
+
 /// How a restore chooses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RestoreMode {
@@ -120,6 +124,10 @@ pub fn plan(
         let cells = chunk.loads(cut);
         load.seconds(cells, cells * chunk.tokens * token_bytes)
     };
+    let total = |cost: &dyn Fn(&ChunkFacts, u32) -> f64, cuts: &[u32]| -> f64 {
+        chunks.iter().zip(cuts).map(|(chunk, cut)| cost(chunk, *cut)).sum()
+    };
+    let both = |cuts: &[u32]| total(&compute_seconds, cuts).max(total(&load_seconds, cuts));
     let mut cuts = match mode {
         RestoreMode::Load => chunks.iter().map(ChunkFacts::lowest_cut).collect(),
         RestoreMode::Recompute => vec![layers; chunks.len()],
@@ -129,17 +137,20 @@ pub fn plan(
             .enumerate()
             .map(|(index, chunk)| if index % 2 == 0 { layers } else { chunk.lowest_cut() })
             .collect(),
-        RestoreMode::Planned => meeting_point(chunks, layers, &compute_seconds, &load_seconds),
+        RestoreMode::Planned => {
+            let pure = [chunks.iter().map(ChunkFacts::lowest_cut).collect(), vec![layers; chunks.len()]];
+            let [load, recompute] = pure;
+            let better = if both(&load) <= both(&recompute) { load } else { recompute };
+            let mixed = meeting_point(chunks, layers, &compute_seconds, &load_seconds);
+            if both(&mixed) <= both(&better) * (1.0 - LEAST_GAIN) { mixed } else { better }
+        }
     };
     if chunks.iter().any(|chunk| chunk.needed.contains(&false)) {
         for index in (1..cuts.len()).rev() {
             cuts[index - 1] = cuts[index - 1].max(cuts[index]);
         }
     }
-    let total = |cost: &dyn Fn(&ChunkFacts, u32) -> f64, cuts: &[u32]| -> f64 {
-        chunks.iter().zip(cuts).map(|(chunk, cut)| cost(chunk, *cut)).sum()
-    };
-    let seconds = total(&compute_seconds, &cuts).max(total(&load_seconds, &cuts));
+    let seconds = both(&cuts);
     let recompute_seconds = total(&compute_seconds, &vec![layers; chunks.len()]);
     RestorePlan { cuts, seconds, recompute_seconds }
 }
@@ -201,6 +212,19 @@ mod tests {
             let seconds = |mode| plan(mode, &chunks, LAYERS, TOKEN_BYTES, &compute, &load).seconds;
             let best = seconds(RestoreMode::Load).min(seconds(RestoreMode::Recompute));
             assert!(seconds(RestoreMode::Planned) <= best * 1.000_001, "at 10^({exponent}/10)");
+        }
+    }
+
+    #[test]
+    fn a_mix_that_saves_little_is_not_made() {
+        let chunks = facts(60);
+        for (load_over_compute, mixed) in
+            [(0.01, false), (0.1, false), (0.3, true), (3.0, true), (10.0, false)]
+        {
+            let (compute, load) = costs(1e-5, 1e-5 * load_over_compute);
+            let cuts = plan(RestoreMode::Planned, &chunks, LAYERS, TOKEN_BYTES, &compute, &load).cuts;
+            let pure = if load_over_compute < 1.0 { 0 } else { LAYERS };
+            assert_eq!(cuts.iter().any(|cut| *cut != pure), mixed, "{load_over_compute}: {cuts:?}");
         }
     }
 

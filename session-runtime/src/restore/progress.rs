@@ -8,7 +8,7 @@
 //! Where window layers keep the last tokens only, the pages that recompute reads in them move with it. So compute
 //! goes on from where it stands, or begins anew at the first chunk; nothing in between has what it reads.
 
-use super::plan::{ChunkFacts, RestoreMode};
+use super::plan::{ChunkFacts, LEAST_GAIN, RestoreMode};
 use super::report::RestoreReport;
 
 /// Chunks whose cells may be under way from the tier at once.
@@ -209,13 +209,14 @@ impl Progress {
     }
 
     /// How many chunks from `front` on are recomputed sooner than the tier would bring what is left: the
-    /// meeting point again, with what the restore has shown of the tier so far.
+    /// meeting point again, with what the restore has shown of the tier so far. None where that saves little.
     fn overtaken(&self, front: usize, outlook: &Outlook<'_>) -> usize {
         if self.forced {
             return 0;
         }
         let (mut cells, mut bytes) = self.to_load();
-        let mut compute = 0.0;
+        let waiting = (outlook.load)(cells, bytes).max(outlook.stalled);
+        let (mut compute, mut computing) = (0.0, 0.0);
         let mut count = 0;
         for (index, chunk) in self.chunks.iter().enumerate().skip(front) {
             if !self.windows && (self.complete(chunk) || chunk.cut == self.layers) {
@@ -230,7 +231,11 @@ impl Progress {
                 cells -= left;
                 bytes -= left * chunk.tokens * self.token_bytes;
             }
+            computing = compute;
             count += 1;
+        }
+        if computing.max((outlook.load)(cells, bytes)) > waiting * (1.0 - LEAST_GAIN) {
+            return 0;
         }
         // Chunks that are there are computed again only to reach one that is not.
         let missing = self.chunks[front..front + count].iter().rposition(|chunk| !self.complete(chunk));
@@ -385,6 +390,23 @@ mod tests {
         progress.loaded(1, &[]);
         let report = progress.finish(0);
         assert_eq!((report.tokens_recomputed, report.tokens_loaded), (128, 0));
+    }
+
+    #[test]
+    fn a_tier_that_is_nearly_done_is_waited_for() {
+        // Ten chunks at a tenth of a second each are still to come; computing one takes as long as nine loads, or as four.
+        for (seconds, taken) in [(0.9, 0), (0.4, 2)] {
+            let mut progress = Progress::new(&chunks(10), &[0; 10], LAYERS, 1, RestoreMode::Planned);
+            let (compute, load) = (|_: usize| seconds, |cells: usize, _: usize| cells as f64 * 0.025);
+            for _ in 0..LOADS_IN_FLIGHT {
+                assert!(matches!(progress.next(4, &outlook(&compute, &load, 0.0)), Action::Load { .. }));
+            }
+            match progress.next(4, &outlook(&compute, &load, 0.0)) {
+                Action::Wait => assert_eq!(taken, 0, "{seconds}"),
+                Action::Compute { chunks, .. } => assert_eq!(chunks, taken, "{seconds}"),
+                other => panic!("{other:?}"),
+            }
+        }
     }
 
     #[test]

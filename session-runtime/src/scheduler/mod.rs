@@ -12,6 +12,7 @@ mod restoring;
 mod room;
 mod saving;
 mod sequence;
+mod sharing;
 mod stepping;
 mod tier;
 mod view;
@@ -60,6 +61,8 @@ pub struct SchedulerOptions {
     pub save_when_idle: bool,
     /// When the next tokens are guessed from the history.
     pub speculation: Speculation,
+    /// Whether a session that begins takes the KV of the tokens it has in common with others.
+    pub share_prefixes: bool,
     /// Seconds that a step may be predicted to take while sessions wait for their next token: it bounds the rows of a
     /// prompt that is read beside them.
     pub step_seconds: f64,

@@ -74,7 +74,8 @@ impl<B: Backend> Worker<B> {
             })
             .collect();
         let token_bytes = self.engine.cell_bytes(1);
-        let planned = plan(mode, &facts, layers as u32, token_bytes, &self.costs.compute, &self.costs.load);
+        let load = self.costs.load.limited(self.tier.limit());
+        let planned = plan(mode, &facts, layers as u32, token_bytes, &self.costs.compute, &load);
         let mut progress = Progress::new(&facts, &planned.cuts, layers as u32, token_bytes, mode);
         progress.report.predicted_ms = planned.seconds * 1e3;
         progress.report.predicted_recompute_ms = planned.recompute_seconds * 1e3;
@@ -155,7 +156,7 @@ impl<B: Backend> Worker<B> {
         let layers = self.engine.config().layers;
         let chunks_max = (self.engine.step_rows() / CHUNK_TOKENS).max(1);
         loop {
-            let (compute, load) = (&self.costs.compute, &self.costs.load);
+            let (compute, load) = (&self.costs.compute, self.costs.load.limited(self.tier.limit()));
             let outlook = Outlook {
                 compute_chunk: &|index| {
                     let chunk = &run.chunks[index];

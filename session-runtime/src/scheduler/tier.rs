@@ -71,6 +71,11 @@ impl Tier {
         self.store.cells().contains(&cell_id(chunk, layer))
     }
 
+    /// Bytes a second that it is throttled to.
+    pub(super) fn limit(&self) -> Option<u64> {
+        self.store.cells().throttle().bytes_per_s
+    }
+
     /// Asks; the answer comes later.
     pub(super) fn ask(&self, request: TierRequest) {
         if let Some(requests) = &self.requests

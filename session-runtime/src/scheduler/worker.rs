@@ -318,13 +318,16 @@ impl<B: Backend> Worker<B> {
             Err,
         );
         match purpose {
-            Ok(purpose) => self.jobs.push_back(Job {
-                session,
-                purpose,
-                phase: Phase::Waiting,
-                mode: self.options.restore_mode,
-                computed_tokens: 0,
-            }),
+            Ok(purpose) => {
+                self.share_prefix(&session);
+                self.jobs.push_back(Job {
+                    session,
+                    purpose,
+                    phase: Phase::Waiting,
+                    mode: self.options.restore_mode,
+                    computed_tokens: 0,
+                });
+            }
             Err(error) => {
                 let _ = events.send(GenerationEvent::Failed(error));
             }

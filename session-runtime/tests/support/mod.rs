@@ -16,6 +16,8 @@ pub fn config(directory: &Path) -> Config {
         data_dir: directory.to_owned(),
         model: MODEL.to_owned(),
         device_budget_bytes: 64 << 20,
+        // A control session computes everything itself.
+        share_prefixes: false,
         ..Config::default()
     }
 }

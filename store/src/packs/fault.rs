@@ -88,6 +88,10 @@ impl Tier {
         state.free = None;
     }
 
+    pub(crate) fn throttle(&self) -> Throttle {
+        lock(&self.state).throttle
+    }
+
     pub(crate) fn set_fault(&self, fault: TierFault) {
         lock(&self.state).fault = fault;
     }

@@ -349,6 +349,11 @@ impl PackStore {
         self.tier.set_throttle(throttle);
     }
 
+    /// How slow it was made.
+    pub fn throttle(&self) -> Throttle {
+        self.tier.throttle()
+    }
+
     /// Makes reads of the tier fail as told, from the next read on.
     pub fn set_fault(&self, fault: TierFault) {
         self.tier.set_fault(fault);
