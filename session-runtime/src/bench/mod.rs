@@ -45,6 +45,8 @@ pub struct Setup {
     /// Threads, how activations are rounded, how KV and the weights of checkpoints are kept, speculation: what a
     /// runtime would be opened with.
     pub config: Config,
+    /// Tokens of the sessions that `restore` brings back; none: its own choice.
+    pub tokens: Vec<usize>,
     /// A program from `benches/peers` to measure beside ours.
     pub peer: Option<PathBuf>,
 }

@@ -23,6 +23,9 @@ pub(super) struct Bench {
     /// A peer's program to measure beside ours in `engine`, as built by `cargo xtask bench engine --peer llama-cpp`
     #[arg(long, value_name = "PROGRAM")]
     peer: Option<PathBuf>,
+    /// Tokens of the session that `restore` brings back; may be repeated [default: 4000 and 8000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    tokens: Vec<u32>,
     /// Prints one JSON object a line
     #[arg(long)]
     json: bool,
@@ -40,7 +43,8 @@ impl Bench {
                 unprinted = self.print(&figure);
             }
         };
-        let setup = Setup { models, config: options.config()?, peer: self.peer.clone() };
+        let tokens = self.tokens.iter().map(|tokens| *tokens as usize).collect();
+        let setup = Setup { models, config: options.config()?, tokens, peer: self.peer.clone() };
         handle.block_on(bench::run(&self.name, &setup, &mut tell))?;
         unprinted
     }
