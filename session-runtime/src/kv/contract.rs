@@ -37,7 +37,38 @@ pub struct Contract {
     pub tenant_salt: String,
 }
 
+/// What KV is good for under another contract than the one it was saved under. Fields are named.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Relation {
+    /// The contracts are equal: it is used as it is.
+    Share,
+    /// The tokens mean the same text; the KV is computed anew.
+    Recompute(Vec<&'static str>),
+    /// The tokens mean another text or none: there is nothing to recompute from. Nothing is deleted for that.
+    Destroy(Vec<&'static str>),
+}
+
+impl Relation {
+    /// The fields that differ.
+    pub fn fields(self) -> Vec<&'static str> {
+        match self {
+            Self::Share => Vec::new(),
+            Self::Recompute(fields) | Self::Destroy(fields) => fields,
+        }
+    }
+}
+
 impl Contract {
+    /// What KV saved under `saved` is good for here.
+    pub fn relation(&self, saved: &Contract) -> Relation {
+        let fields = self.differences(saved);
+        match (fields.is_empty(), fields.contains(&"tokenizer_digest")) {
+            (true, _) => Relation::Share,
+            (false, false) => Relation::Recompute(fields),
+            (false, true) => Relation::Destroy(fields),
+        }
+    }
+
     /// Name and value of every field, in the fixed order of the digest.
     pub fn fields(&self) -> [(&'static str, &str); 9] {
         [
@@ -65,8 +96,8 @@ impl Contract {
         *hasher.finalize().as_bytes()
     }
 
-    /// Names of the fields in which `saved` differs: empty means it may be used.
-    pub fn differences(&self, saved: &Contract) -> Vec<&'static str> {
+    /// Names of the fields in which `saved` differs.
+    fn differences(&self, saved: &Contract) -> Vec<&'static str> {
         self.fields()
             .iter()
             .zip(saved.fields())
@@ -107,6 +138,12 @@ mod tests {
     /// The contract with field `index` changed.
     fn changed(index: usize) -> Contract {
         let mut contract = sample();
+        let value = format!("{}x", contract.fields()[index].1);
+        set(&mut contract, index, value);
+        contract
+    }
+
+    fn set(contract: &mut Contract, index: usize, value: String) {
         let field = match index {
             0 => &mut contract.weights_digest,
             1 => &mut contract.architecture,
@@ -118,18 +155,32 @@ mod tests {
             7 => &mut contract.lineage,
             _ => &mut contract.tenant_salt,
         };
-        field.push('x');
-        contract
+        *field = value;
     }
 
     #[test]
-    fn i3_each_field_alone_is_refused_by_its_name() {
-        let need = sample();
-        assert!(need.differences(&sample()).is_empty());
-        for (index, (name, _)) in need.fields().into_iter().enumerate() {
-            let saved = changed(index);
-            assert_eq!(need.differences(&saved), vec![name]);
-            assert_ne!(need.digest(), saved.digest(), "{name}");
+    fn i3_each_field_and_each_pair_of_fields_is_refused_by_name() {
+        let base = sample();
+        assert_eq!(base.relation(&sample()), Relation::Share);
+        let names = base.fields().map(|(name, _)| name);
+        for first in 0..names.len() {
+            for second in 0..names.len() {
+                let mut saved = changed(first);
+                if second != first {
+                    let other = changed(second);
+                    let value = other.fields()[second].1.to_owned();
+                    set(&mut saved, second, value);
+                }
+                let relation = base.relation(&saved);
+                assert_ne!(saved.digest(), base.digest());
+                let foreign = [first, second].iter().any(|field| names[*field] == "tokenizer_digest");
+                assert_eq!(matches!(relation, Relation::Destroy(_)), foreign, "{relation:?}");
+                let mut wanted = vec![first, second];
+                wanted.sort_unstable();
+                wanted.dedup();
+                let wanted: Vec<&str> = wanted.into_iter().map(|field| names[field]).collect();
+                assert_eq!(relation.fields(), wanted);
+            }
         }
     }
 

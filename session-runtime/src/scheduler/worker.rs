@@ -265,7 +265,7 @@ impl<B: Backend> Worker<B> {
         idle_ttl_ms: Option<u64>,
     ) {
         let foreign: Vec<String> = saved_under
-            .map(|saved| self.contract.differences(saved).into_iter().map(str::to_owned).collect())
+            .map(|saved| self.contract.relation(saved).fields().into_iter().map(str::to_owned).collect())
             .unwrap_or_default();
         let state = match (tokens.is_empty(), saved_under.is_some(), foreign.is_empty()) {
             (true, ..) => KvState::None,

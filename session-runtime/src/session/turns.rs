@@ -14,6 +14,7 @@ use super::spec::{OnBusy, Retention, TurnRequest};
 use super::view::{SessionStatus, TurnError, TurnStatus, TurnView, Usage};
 use crate::error::{Error, ErrorKind};
 use crate::ids;
+use crate::kv::contract::Relation;
 
 impl Session {
     /// Begins a turn, or gives the turn that this id began before. It runs on whoever listens.
@@ -86,7 +87,7 @@ impl Session {
         self.host.constraint(&request.constraint)?;
         let record = self.record();
         // Ids mean another text under another tokenizer. KV of other weights is refused cell by cell and recomputed.
-        if self.host.contract.differences(&record.contract).contains(&"tokenizer_digest") {
+        if let Relation::Destroy(_) = self.host.contract.relation(&record.contract) {
             return Err(Error::new(
                 ErrorKind::Conflict,
                 "contract_mismatch",
