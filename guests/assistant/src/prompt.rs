@@ -24,8 +24,8 @@ pub(crate) fn answer(message: &str) -> String {
     format!("Using the results above, answer in one sentence: {message}")
 }
 
-/// How a thought begins, and how it goes on: one sentence, with full stops only inside numbers. The space is the model's own, because a text that ends
-/// in one is unlike any it has learnt from.
+/// How a thought begins, and how it goes on: one sentence, with full stops only inside numbers. The space is the
+/// model's own, because a text that ends in one is unlike any it has learnt from.
 pub(crate) const THOUGHT: &str = "So";
 pub(crate) const THOUGHT_FORM: &str = " [a-zA-Z']([^{}<.\\n]|[0-9]\\.[0-9]){1,150}\\.";
 

@@ -480,6 +480,20 @@ mod tests {
     }
 
     #[test]
+    fn i8_cells_under_way_are_bounded() {
+        // Chunks of 40 MiB, and of 2 KiB.
+        for (token_bytes, asked) in [(160 << 10, LOADING_CHUNKS), (8, 10)] {
+            let mut progress = Progress::new(&chunks(10), &[0; 10], LAYERS, token_bytes, RestoreMode::Load);
+            let (compute, load) = (|_: usize| 1.0, |_: usize, _: usize| 1.0);
+            let mut next = || progress.next(4, &outlook(&compute, &load, 0.0));
+            for _ in 0..asked {
+                assert!(matches!(next(), Action::Load { .. }));
+            }
+            assert_eq!(next(), Action::Wait, "{token_bytes}");
+        }
+    }
+
+    #[test]
     fn a_tier_that_is_nearly_done_is_waited_for() {
         // Ten chunks at a tenth of a second each are still to come; computing one takes as long as nine loads, or as four.
         for (seconds, taken) in [(0.9, 0), (0.4, 2)] {
