@@ -239,6 +239,13 @@ pub trait Backend: Send + Sync + 'static {
     ) -> Result<(), KernelError>;
     /// `x[r] *= factor`.
     fn scale(&self, x: &mut Self::Tensor, factor: f32, rows: usize) -> Result<(), KernelError>;
+    /// `x[r][c] *= factors[c]`.
+    fn scale_channels(
+        &self,
+        x: &mut Self::Tensor,
+        factors: &Self::Vector,
+        rows: usize,
+    ) -> Result<(), KernelError>;
     /// `x[r] += y[r]`.
     fn add(&self, x: &mut Self::Tensor, y: &Self::Tensor, rows: usize) -> Result<(), KernelError>;
     /// `gate[r] = silu(gate[r]) * up[r]`.

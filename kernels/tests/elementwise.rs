@@ -31,7 +31,7 @@ fn run_all(
     weight: &[f32],
     dim: usize,
     first: usize,
-) -> [Vec<f32>; 8] {
+) -> [Vec<f32>; 9] {
     let cols = weight.len();
     let rows = x.len() / cols;
     let head_weight = backend.load_vector("head norm", &weight[..dim]).unwrap();
@@ -54,6 +54,9 @@ fn run_all(
     let mut scaled = tensor_of(backend, &values(backend, &x, rows, cols), cols);
     backend.scale(&mut scaled, 1.7, rows).unwrap();
     let scaled = values(backend, &scaled, rows, cols);
+    let mut by_channel = tensor_of(backend, &values(backend, &x, rows, cols), cols);
+    backend.scale_channels(&mut by_channel, &weight, rows).unwrap();
+    let by_channel = values(backend, &by_channel, rows, cols);
     let table = backend.rope_table(10_000.0, dim, first + rows + 1).unwrap();
     let positions: Vec<u32> = (first as u32..).take(rows).collect();
     let [halves, adjacent] = [RopePairing::Halves, RopePairing::Adjacent].map(|pairing| {
@@ -61,7 +64,7 @@ fn run_all(
         backend.rope(&mut turned, cols / dim, dim, &table, pairing, &positions).unwrap();
         values(backend, &turned, rows, cols)
     });
-    [norm, sum, gated, halves, adjacent, gelu, by_head, scaled]
+    [norm, sum, gated, halves, adjacent, gelu, by_head, scaled, by_channel]
 }
 
 proptest! {
@@ -88,10 +91,11 @@ proptest! {
         for (got, alone) in got.iter().zip(&alone) {
             prop_assert_eq!(bits(&got[row * cols..][..cols]), bits(alone));
         }
-        let [norm, sum, gated, halves, adjacent, gelu, by_head, scaled] = got;
+        let [norm, sum, gated, halves, adjacent, gelu, by_head, scaled, by_channel] = got;
         close(&gelu, &reference::geglu(&x, &y), 1e-6);
         close(&by_head, &reference::head_norm(&x, &weight[..dim], 1e-5), 2e-6);
         close(&scaled, &reference::scale(&x, 1.7), 1e-7);
+        close(&by_channel, &reference::scale_channels(&x, &weight), 1e-7);
         close(&norm, &reference::rms_norm(&x, &weight, 1e-5), 2e-6);
         let sums: Vec<f64> = norm.iter().zip(&y).map(|(a, b)| f64::from(a + b)).collect();
         close(&sum, &sums, 0.0);

@@ -127,7 +127,7 @@ fn qwen3_from_a_gguf_file_gives_the_same_bits() {
     assert_eq!(config, read);
     let backend = backend();
     let file = WeightFile::Gguf(gguf);
-    let weights = Weights::load(backend.as_ref(), &file, &config, "fixture", &Silent).unwrap();
+    let weights = Weights::load(backend.as_ref(), &file, &config, KvType::F16, "fixture", &Silent).unwrap();
     let spec = engine::pool_spec(&config, KvType::F16, BUDGET).unwrap();
     let ids = fixture.logits().ids;
     let got = compute(Engine::new(backend, config, weights, spec, 1024, 64).unwrap(), &ids);

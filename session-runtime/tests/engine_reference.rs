@@ -126,9 +126,8 @@ fn agrees(alias: &str) {
     most_logits_agree(&mut subject, alias);
     continuations_agree(&mut subject, alias);
     perplexity_agrees(&mut subject, alias, 0.01);
-    // The keys of the 0.5B have channels far larger than the others of their blocks.
     let mut subject = Subject::open(alias, Rounding::Fast, KvType::Int8);
-    perplexity_agrees(&mut subject, alias, 0.02);
+    perplexity_agrees(&mut subject, alias, 0.005);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use super::linear::{Product, Scratch, linears};
 use super::norm::{HeadNorm, RmsNorm};
 use super::pages::Pages;
 use super::rope::Rotate;
-use super::scale::Scale;
+use super::scale::{Scale, ScaleChannels};
 use super::swiglu::Silu;
 use super::workers::{Disjoint, MAX_THREADS, Workers};
 use super::{CpuMatrix, CpuOptions, CpuPool, CpuRope, CpuVector, Isa, Rounding, best_isa, check, embed};
@@ -290,6 +290,18 @@ impl Backend for CpuBackend {
             // SAFETY: rows belong to one item.
             let x = unsafe { x.slice(first * cols, rows * cols) };
             dispatch(self.isa, Scale { x, factor });
+        });
+        Ok(())
+    }
+
+    fn scale_channels(&self, x: &mut CpuTensor, factors: &CpuVector, rows: usize) -> Result<(), KernelError> {
+        let (cols, factors) = (x.cols, &factors.values[..]);
+        check::equal("scale_channels", "factors", cols, factors.len())?;
+        let x = Disjoint::new(x.head_mut("scale_channels", rows)?);
+        self.by_rows(rows, cols, |first, rows| {
+            // SAFETY: rows belong to one item.
+            let x = unsafe { x.slice(first * cols, rows * cols) };
+            dispatch(self.isa, ScaleChannels { x, factors });
         });
         Ok(())
     }

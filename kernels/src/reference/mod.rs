@@ -18,5 +18,5 @@ pub use geglu::geglu;
 pub use linear::linear;
 pub use norm::{head_norm, rms_norm};
 pub use rope::rope;
-pub use scale::scale;
+pub use scale::{scale, scale_channels};
 pub use swiglu::swiglu;

@@ -244,6 +244,9 @@ impl<B: Backend> Engine<B> {
             backend.head_norm(key, config.kv_heads, norm, config.rms_eps, rows)?;
         }
         backend.rope(key, config.kv_heads, head_dim, rope, pairing, positions)?;
+        if let Some([factors, _]) = &layer.key_scales {
+            backend.scale_channels(key, factors, rows)?;
+        }
         let tables: Vec<Vec<&[PageId]>> = sequences
             .iter()
             .map(|sequence| (0..config.kv_heads).map(|head| sequence.tables.pages(index, head)).collect())
@@ -257,6 +260,9 @@ impl<B: Backend> Engine<B> {
             backend.head_norm(query, config.heads, norm, config.rms_eps, rows)?;
         }
         backend.rope(query, config.heads, head_dim, rope, pairing, positions)?;
+        if let Some([_, factors]) = &layer.key_scales {
+            backend.scale_channels(query, factors, rows)?;
+        }
         backend.attention(&self.pool, shape, &groups, query, attended, None)?;
         backend.linear(&layer.output.weights, layer.output.bias.as_ref(), attended, projected, rows)?;
         match &layer.post_norms {

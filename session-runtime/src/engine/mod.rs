@@ -3,6 +3,7 @@
 //! Knows pages and tables by id; knows no session, no chunk and no tier.
 
 mod forward;
+mod key_scales;
 mod memory;
 pub mod sampler;
 mod weights;
@@ -45,7 +46,8 @@ pub fn open<B: Backend>(
     let spec = pool_spec(&model.config, options.kv_type, options.budget_bytes)?;
     memory::check(model, spec, options).map_err(|error| model.naming(error))?;
     let source = model.path.display().to_string();
-    let weights = Weights::load(backend.as_ref(), &model.weights, &model.config, &source, progress)
-        .map_err(|error| model.naming(error))?;
+    let weights =
+        Weights::load(backend.as_ref(), &model.weights, &model.config, options.kv_type, &source, progress)
+            .map_err(|error| model.naming(error))?;
     Engine::new(backend, model.config.clone(), weights, spec, options.context_length, options.step_rows)
 }

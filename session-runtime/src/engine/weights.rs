@@ -3,6 +3,7 @@
 use kernels::backend::{Backend, KvType, MatrixSpec, Output, PoolSpec};
 use kernels::error::KernelError;
 
+use super::key_scales;
 use crate::error::{Error, ErrorKind};
 use crate::models::WeightFile;
 use crate::models::architecture::{LayerTensors, ModelConfig, OUTPUT, OUTPUT_NORM, TOKEN_EMBD};
@@ -21,6 +22,8 @@ pub(super) struct Layer<B: Backend> {
     pub gate: Linear<B>,
     pub up: Linear<B>,
     pub down: Linear<B>,
+    /// Factors of the channels of K and of Q, where keys are stored with few bits.
+    pub key_scales: Option<[B::Vector; 2]>,
     /// Norms of what attention and the feed-forward network give.
     pub post_norms: Option<[B::Vector; 2]>,
 }
@@ -49,7 +52,7 @@ pub struct Weights<B: Backend> {
 }
 
 impl<B: Backend> Weights<B> {
-    /// Repacks every tensor of a model file for the device. `progress` is told its bytes, as those of `source`.
+    /// Repacks every tensor of a model file for the device, to be used with KV of `kv_type`. `progress` is told its bytes, as those of `source`.
     ///
     /// # Errors
     /// A missing tensor, a wrong shape, or what the backend refuses; all name the tensor.
@@ -57,10 +60,11 @@ impl<B: Backend> Weights<B> {
         backend: &B,
         file: &WeightFile,
         config: &ModelConfig,
+        kv_type: KvType,
         source: &str,
         progress: &dyn Progress,
     ) -> Result<Self, Error> {
-        let mut loader = Loader { backend, file, bytes: 0, done: 0, source, progress };
+        let mut loader = Loader { backend, file, kv_type, bytes: 0, done: 0, source, progress };
         let embedding = loader.matrix(TOKEN_EMBD, config.vocab, config.hidden)?;
         let layers =
             (0..config.layers).map(|index| loader.layer(config, index)).collect::<Result<Vec<_>, Error>>()?;
@@ -83,6 +87,7 @@ impl<B: Backend> Weights<B> {
 struct Loader<'a, B: Backend> {
     backend: &'a B,
     file: &'a WeightFile,
+    kv_type: KvType,
     bytes: usize,
     /// Bytes read of the file.
     done: u64,
@@ -102,6 +107,16 @@ impl<B: Backend> Loader<'_, B> {
         } else {
             None
         };
+        let key_scales = if config.qkv_bias && self.kv_type == KvType::Int8 {
+            let scales = key_scales::of_bias(config, &self.file.vector(&names.attn_k_bias)?);
+            let load = |factors: &[f32]| {
+                let name = self.file.stored_name(&names.attn_k_bias);
+                self.backend.load_vector(&name, factors).map_err(load_refused)
+            };
+            Some([load(&scales.key)?, load(&scales.query)?])
+        } else {
+            None
+        };
         let post_norms = if config.post_norms {
             Some([self.vector(&names.attn_post_norm, hidden)?, self.vector(&names.ffn_post_norm, hidden)?])
         } else {
@@ -118,6 +133,7 @@ impl<B: Backend> Loader<'_, B> {
             up: self.linear(&names.ffn_up, None, config.ffn, hidden)?,
             down: self.linear(&names.ffn_down, None, hidden, config.ffn)?,
             head_norms,
+            key_scales,
             post_norms,
         })
     }
