@@ -52,7 +52,8 @@ pub struct Weights<B: Backend> {
 }
 
 impl<B: Backend> Weights<B> {
-    /// Repacks every tensor of a model file for the device, to be used with KV of `kv_type`. `progress` is told its bytes, as those of `source`.
+    /// Repacks every tensor of a model file for the device, to be used with KV of `kv_type`. `progress` is told its
+    /// bytes, as those of `source`.
     ///
     /// # Errors
     /// A missing tensor, a wrong shape, or what the backend refuses; all name the tensor.
