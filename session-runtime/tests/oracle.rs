@@ -284,6 +284,7 @@ async fn case(subject: &Subject, directory: &std::path::Path, number: u64, seen:
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[expect(clippy::print_stdout, reason = "a failed run tells its case")]
 async fn i1_any_life_of_a_session_gives_the_tokens_and_bits_of_one_that_never_left() {
     let number =
         |name: &str, otherwise: u64| std::env::var(name).map_or(otherwise, |value| value.parse().unwrap());

@@ -139,6 +139,13 @@ impl Params {
         within("max_tokens", self.max_tokens, 1, 16_384)?;
         within("result_limit", self.result_limit, 100, 100_000)?;
         within("thought_tokens", self.thought_tokens, 1, 4_096)?;
+        if tools.iter().any(|tool| tool.name == prompt::NO_TOOL) {
+            let message = format!(
+                "a tool is called {}, which in a plan stands for what needs no tool: give it another name",
+                prompt::NO_TOOL
+            );
+            return Err(AgentError::invalid_input("tool_name_taken", message));
+        }
         match self.plan.iter().find(|name| !tools.iter().any(|tool| tool.name == **name)) {
             Some(name) => {
                 let message = format!("the plan names the tool {name}, which this session may not call");

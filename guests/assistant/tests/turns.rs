@@ -211,6 +211,8 @@ fn parameters_are_checked_and_a_stopped_turn_says_so() {
     ] {
         assert_eq!(host().params(params).start::<Assistant>().unwrap_err().code, code);
     }
+    let taken = host().tool("answer", "Answers.", ADD, |_| Ok(String::new()));
+    assert_eq!(taken.start::<Assistant>().unwrap_err().code, "tool_name_taken");
     let host = host().reply(ANSWER).cancelled(true);
     host.start::<Assistant>().unwrap();
     assert_eq!(host.user_message::<Assistant>("Go.").unwrap_err().kind, ErrorKind::Cancelled);
