@@ -14,6 +14,7 @@ fn url(path: &str) -> String {
 
 fn create(id: &str) -> String {
     let answer = post(&url("/v1/sessions"), &json!({"id": id, "instructions": "You answer briefly."}));
+    assert_eq!(answer.text.matches("\"model\":").count(), 1, "a member is there once: {}", answer.text);
     assert_eq!(answer.status, 201, "{}", answer.text);
     assert_eq!(answer.header("location"), format!("/v1/sessions/{id}"));
     url(&format!("/v1/sessions/{id}"))

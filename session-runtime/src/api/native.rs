@@ -389,15 +389,13 @@ pub(super) struct ListSessions {
 pub(super) struct SessionObject {
     /// Always `session`.
     object: &'static str,
-    /// The model it runs on.
-    model: String,
     #[serde(flatten)]
     pub(super) view: SessionView,
 }
 
 impl SessionObject {
-    pub(super) fn new(view: SessionView, model: String) -> Self {
-        Self { object: "session", model, view }
+    pub(super) fn new(view: SessionView) -> Self {
+        Self { object: "session", view }
     }
 }
 

@@ -13,13 +13,9 @@ use crate::session::view::SessionView;
 
 type Created = (StatusCode, [(HeaderName, String); 1], Json<SessionObject>);
 
-fn object(app: &App, view: SessionView) -> SessionObject {
-    SessionObject::new(view, app.model().to_owned())
-}
-
-fn created(app: &App, view: SessionView) -> Created {
+fn created(view: SessionView) -> Created {
     let place = format!("/v1/sessions/{}", view.id);
-    (StatusCode::CREATED, [(header::LOCATION, place)], Json(object(app, view)))
+    (StatusCode::CREATED, [(header::LOCATION, place)], Json(SessionObject::new(view)))
 }
 
 /// Makes a session.
@@ -38,10 +34,10 @@ pub(super) async fn create(
     }
     let (id, if_exists) = (body.id.clone(), body.if_exists);
     match app.runtime.create_session(body.into_spec()?).await {
-        Ok(view) => Ok(created(&app, view)),
+        Ok(view) => Ok(created(view)),
         Err(error) if error.code == "session_exists" && if_exists == IfExists::Return => {
             let view = app.runtime.session(&id.unwrap_or_default()).await?;
-            let mut answer = created(&app, view);
+            let mut answer = created(view);
             answer.0 = StatusCode::OK;
             Ok(answer)
         }
@@ -65,7 +61,7 @@ pub(super) async fn list(
             && query.kv_state.is_none_or(|state| view.kv.state == state)
             && query.agent.as_ref().is_none_or(|agent| view.spec.agent.as_ref() == Some(agent))
     });
-    let objects = views.into_iter().map(|view| object(&app, view)).collect();
+    let objects = views.into_iter().map(SessionObject::new).collect();
     let id = |object: &SessionObject| object.view.id.clone();
     Ok(Json(page::window(objects, query.order, query.after.as_deref(), limit, id)?))
 }
@@ -78,7 +74,7 @@ pub(super) async fn list(
 )]
 pub(super) async fn read(State(app): State<App>, PathOf(id): PathOf<String>) -> Answer<SessionObject> {
     let view = app.runtime.session(&id).await?;
-    Ok(Json(object(&app, view)))
+    Ok(Json(SessionObject::new(view)))
 }
 
 /// Deletes a session with its history, KV and log.
@@ -105,5 +101,5 @@ pub(super) async fn fork(
 ) -> Result<Created, Problem> {
     app.check_open()?;
     let view = app.runtime.fork_session(&id, body.id, body.title).await?;
-    Ok(created(&app, view))
+    Ok(created(view))
 }

@@ -321,11 +321,6 @@ impl Progress {
         self.report.compute_ms += seconds * 1e3;
     }
 
-    /// Cells asked for and not yet answered.
-    pub fn in_flight(&self) -> usize {
-        self.in_flight
-    }
-
     /// Fills the report's counts once everything is on the device.
     pub fn finish(&mut self, resident: usize) -> RestoreReport {
         let mut report = std::mem::take(&mut self.report);
