@@ -34,7 +34,10 @@ mod rope;
 pub mod sampling;
 mod scale;
 mod swiglu;
+mod sync;
 mod workers;
+#[cfg(test)]
+mod workers_tests;
 
 pub use backend::{CpuBackend, CpuTensor};
 pub use matrix::{CpuMatrix, CpuVector};

@@ -3,20 +3,19 @@
 //! A job is `items` independent pieces of work, cut by data. Which thread runs which item is a race;
 //! the result is not, because items write to places of their own and reduce nothing across items.
 
-use std::cell::UnsafeCell;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 
+use super::sync::{
+    Arc, AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Builder, Condvar, JoinHandle, Mutex, MutexGuard,
+    SPINS, Slot, spin_loop, yield_now,
+};
 use crate::error::KernelError;
 
 /// Most threads a pool may have.
 pub(crate) const MAX_THREADS: usize = 256;
-/// How long an idle worker looks for work before it sleeps: some tens of microseconds, the time
-/// between two kernels of a decode step.
-const SPINS: u32 = 2000;
 /// Gate bit: the current job accepts workers.
 const OPEN: u64 = 1 << 31;
 
@@ -28,7 +27,7 @@ struct Shared {
     left: AtomicU32,
     next: AtomicUsize,
     items: AtomicUsize,
-    work: UnsafeCell<Option<*const Work>>,
+    work: Slot<Option<*const Work>>,
     panicked: AtomicBool,
     stop: AtomicBool,
     sleepers: Mutex<usize>,
@@ -68,7 +67,7 @@ impl Workers {
             left: AtomicU32::new(0),
             next: AtomicUsize::new(0),
             items: AtomicUsize::new(0),
-            work: UnsafeCell::new(None),
+            work: Slot::new(None),
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             sleepers: Mutex::new(0),
@@ -77,7 +76,7 @@ impl Workers {
         let mut workers = Self { shared, handles: Vec::new(), call: Mutex::new(()) };
         for index in 1..threads {
             let shared = Arc::clone(&workers.shared);
-            let handle = std::thread::Builder::new()
+            let handle = Builder::new()
                 .name(format!("kernels-{index}"))
                 .spawn(move || shared.serve())
                 .map_err(|error| KernelError::Workers { problem: error.to_string() })?;
@@ -104,7 +103,7 @@ impl Workers {
         // this function does not return or unwind before all of them have left.
         let work: *const Work = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), *const Work>(work) };
         // SAFETY: the gate is closed and nobody is inside (see `Shared`).
-        unsafe { *shared.work.get() = Some(work) };
+        unsafe { shared.work.set(Some(work)) };
         shared.left.store(0, Ordering::Relaxed);
         shared.next.store(0, Ordering::Relaxed);
         shared.items.store(items, Ordering::Relaxed);
@@ -119,9 +118,9 @@ impl Workers {
         while u64::from(shared.left.load(Ordering::Acquire)) != joined {
             spins += 1;
             if spins.is_multiple_of(SPINS) {
-                std::thread::yield_now();
+                yield_now();
             }
-            std::hint::spin_loop();
+            spin_loop();
         }
         let theirs = shared.panicked.swap(false, Ordering::Relaxed);
         drop(turn);
@@ -156,7 +155,7 @@ impl Shared {
             if gate & OPEN == 0 || gate >> 32 == last {
                 spins += 1;
                 if spins < SPINS {
-                    std::hint::spin_loop();
+                    spin_loop();
                 } else {
                     self.sleep(last);
                     spins = 0;
@@ -169,7 +168,7 @@ impl Shared {
             last = gate >> 32;
             spins = 0;
             // SAFETY: joined, so the caller of `run` does not write to it.
-            let work = unsafe { *self.work.get() };
+            let work = unsafe { self.work.get() };
             let done = catch_unwind(AssertUnwindSafe(|| work.map(|work| self.take_items(work))));
             if done.is_err() {
                 self.panicked.store(true, Ordering::Relaxed);
@@ -234,66 +233,5 @@ impl<'a, T> Disjoint<'a, T> {
         }
         // SAFETY: in range; disjoint by the caller's promise; unique through the borrow held.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_item_runs_exactly_once() {
-        for threads in [1, 2, 3, 5] {
-            let workers = Workers::new(threads).unwrap();
-            assert_eq!(workers.threads(), threads);
-            for items in [0, 1, 2, 7, 1000] {
-                for _ in 0..20 {
-                    let counts: Vec<_> = (0..items).map(|_| AtomicUsize::new(0)).collect();
-                    workers.run(items, &|i| {
-                        counts[i].fetch_add(1, Ordering::Relaxed);
-                    });
-                    assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn callers_on_several_threads_take_turns() {
-        let workers = Workers::new(3).unwrap();
-        let total = AtomicUsize::new(0);
-        std::thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    for _ in 0..50 {
-                        workers.run(10, &|_| {
-                            total.fetch_add(1, Ordering::Relaxed);
-                        });
-                    }
-                });
-            }
-        });
-        assert_eq!(total.into_inner(), 4 * 50 * 10);
-    }
-
-    #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
-        let workers = Workers::new(2).unwrap();
-        let outcome = catch_unwind(AssertUnwindSafe(|| workers.run(50, &|i| assert_ne!(i, 20))));
-        assert!(outcome.is_err());
-        let total = AtomicUsize::new(0);
-        workers.run(5, &|_| {
-            total.fetch_add(1, Ordering::Relaxed);
-        });
-        assert_eq!(total.into_inner(), 5);
-    }
-
-    #[test]
-    fn ranges_out_of_bounds_are_empty() {
-        let mut values = [1, 2, 3];
-        let shared = Disjoint::new(&mut values);
-        // SAFETY: the slices do not overlap.
-        let (a, b, c) = unsafe { (shared.slice(0, 2), shared.slice(2, 2), shared.slice(usize::MAX, 2)) };
-        assert_eq!((a.len(), b.len(), c.len()), (2, 0, 0));
     }
 }

@@ -5,6 +5,7 @@ pub mod engine;
 mod overhead;
 mod peer;
 pub mod restore;
+mod resume;
 
 use std::path::PathBuf;
 

@@ -2,11 +2,13 @@
 //! between a thirtieth and thirty times the time that recomputing takes.
 //!
 //! The planner is compared with the better of the two pure plans, run in turns with it; the worse one is left out where it is
-//! far worse, because it would only take time.
+//! far worse, because it would only take time. Beside a peer, a restore from the plain disk with the first token after it takes turns
+//! with the peer's own ([`super::resume`]).
 
+use std::path::Path;
 use std::time::Duration;
 
-use super::{Figure, Setup, median};
+use super::{Figure, Setup, median, resume};
 use crate::config::Config;
 use crate::error::Error;
 use crate::restore::plan::RestoreMode;
@@ -17,8 +19,8 @@ use crate::session::spec::{SessionSpec, TurnRequest};
 const RUNS: usize = 3;
 /// Tokens of the session, where none are asked for.
 const TOKENS: [usize; 2] = [4_000, 8_000];
-/// Tokens of the context beside them: the template's, and an answer.
-const BESIDE: usize = 128;
+/// Tokens of the context beside them: the template's, and a few short turns.
+const BESIDE: usize = 512;
 /// Load time over compute time, three decades around break-even.
 const SWEEP: [f64; 7] = [0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0];
 
@@ -37,7 +39,10 @@ pub(super) async fn run(setup: &Setup, tell: &mut (dyn FnMut(Figure) + Send)) ->
                 ..setup.config.clone()
             };
             let outcome = match Runtime::open(config).await {
-                Ok(runtime) => Session::new(name, *tokens, runtime).measure(tell).await,
+                Ok(runtime) => {
+                    let session = Session::new(name, *tokens, runtime);
+                    session.measure(setup.peer.as_deref(), tell).await
+                }
                 Err(error) => Err(error),
             };
             // The directory is ours alone; what is left of it harms nobody.
@@ -62,7 +67,7 @@ impl Session {
         Self { name: format!("{model}-{tokens}"), tokens, runtime, id: "bench".to_owned() }
     }
 
-    async fn measure(self, tell: &mut (dyn FnMut(Figure) + Send)) -> Result<(), Error> {
+    async fn measure(self, peer: Option<&Path>, tell: &mut (dyn FnMut(Figure) + Send)) -> Result<(), Error> {
         let spec = SessionSpec { id: Some(self.id.clone()), ..SessionSpec::default() };
         self.runtime.create_session(spec).await?;
         let word = |index| if index % 7 == 0 { " river" } else { " stone" };
@@ -75,6 +80,11 @@ impl Session {
         let case = format!("unthrottled/{}", self.name);
         tell(figure(&case, "recompute_ms", once.ms, "ms"));
         tell(figure(&case, "load_ms", load.ms, "ms"));
+        if let Some(program) = peer {
+            let subject =
+                resume::Subject { runtime: &self.runtime, session: &self.id, recompute_ms: once.ms };
+            resume::beside(program, &subject, &format!("disk/{}", self.name), tell).await?;
+        }
         for factor in SWEEP {
             let rate = (load.bytes_loaded as f64 / (once.ms / 1e3 * factor)) as u64;
             let throttle = store::Throttle { bytes_per_s: Some(rate), latency: Duration::ZERO };

