@@ -8,8 +8,10 @@ mod fixtures;
 use std::sync::Arc;
 
 use kernels::backend::KvType;
+use kernels::codec::{CellShape, Codec, pack, unpack};
 use kernels::cpu::{CpuBackend, CpuOptions, Rounding};
 use session_runtime::engine::{self, Engine, EngineOptions, LogitRows, SequenceRows};
+use session_runtime::kv::chunk::CHUNK_TOKENS;
 use session_runtime::kv::pool::PagePool;
 use session_runtime::kv::table::BlockTable;
 use session_runtime::models::progress::Silent;
@@ -56,6 +58,56 @@ impl Subject {
     }
 }
 
+/// Tokens whose KV is as computed while what is older went through a codec.
+const RECENT: usize = 128;
+
+/// Perplexity of the passage where the KV of all but the most recent tokens was packed and unpacked.
+fn packed_perplexity(subject: &mut Subject, codec: Codec) -> f64 {
+    let config = subject.engine.config().clone();
+    let tokens = subject.tokenizer.encode_text(&fixtures::passage()).unwrap();
+    let mut table = BlockTable::new(config.layers, config.kv_heads);
+    table.prepare(&mut subject.pool, 0, tokens.len()).unwrap();
+    let (mut logits, mut total) = (Vec::new(), 0.0);
+    for start in (0..tokens.len()).step_by(CHUNK_TOKENS) {
+        let end = (start + CHUNK_TOKENS).min(tokens.len());
+        logits.clear();
+        let rows =
+            SequenceRows { tokens: &tokens[start..end], start, tables: &table, logits: LogitRows::All };
+        subject.engine.forward(&[rows], config.layers, &mut logits).unwrap();
+        total += surprise(config.vocab, &logits, &tokens[start + 1..(end + 1).min(tokens.len())]);
+        let Some(old) = end.checked_sub(RECENT + CHUNK_TOKENS) else { continue };
+        let (start, end) = (old, old + CHUNK_TOKENS);
+        let shape = CellShape {
+            kv_heads: config.kv_heads,
+            tokens: CHUNK_TOKENS,
+            head_dim: config.head_dim,
+            start,
+            rope_base: config.rope_base,
+            rope_pairing: config.rope_pairing,
+        };
+        for layer in 0..config.layers {
+            let pages = table.range(layer, start, end).unwrap();
+            let cell = subject.engine.gather_cell(&pages, CHUNK_TOKENS).unwrap();
+            let packed = pack(codec, &shape, &cell).unwrap();
+            let cell = unpack(codec, &shape, &packed).unwrap();
+            subject.engine.scatter_cell(&pages, CHUNK_TOKENS, &cell).unwrap();
+        }
+    }
+    table.truncate(&mut subject.pool, 0);
+    (total / (tokens.len() - 1) as f64).exp()
+}
+
+/// Minus the sum of the log probabilities of `next`, each of which follows a row of `logits`.
+fn surprise(vocab: usize, logits: &[f32], next: &[u32]) -> f64 {
+    let rows = logits.chunks_exact(vocab).zip(next);
+    rows.map(|(row, next)| {
+        let highest = row.iter().copied().fold(f32::MIN, f32::max);
+        let sum: f64 = row.iter().map(|logit| f64::from(logit - highest).exp()).sum();
+        sum.ln() - f64::from(row[*next as usize] - highest)
+    })
+    .sum()
+}
+
 /// Cosines to the reference's logits at the positions of 20 prompts: the worst one, how many are below 0.999, and of how
 /// many.
 fn cosines(subject: &mut Subject, alias: &str) -> (f64, usize, usize) {
@@ -92,10 +144,8 @@ fn perplexity_agrees(subject: &mut Subject, alias: &str, within: f64) {
     assert_eq!(tokens.len(), reference.tokens);
     let mut total = 0.0;
     subject.logits(&tokens, &mut |position, logits| {
-        let Some(next) = tokens.get(position + 1) else { return };
-        let highest = logits.iter().copied().fold(f32::MIN, f32::max);
-        let sum: f64 = logits.iter().map(|logit| f64::from(logit - highest).exp()).sum();
-        total += sum.ln() - f64::from(logits[*next as usize] - highest);
+        let next = &tokens[position + 1..(position + 2).min(tokens.len())];
+        total += surprise(logits.len(), logits, next);
     });
     let perplexity = (total / (tokens.len() - 1) as f64).exp();
     let ratio = perplexity / reference.perplexity;
@@ -119,6 +169,19 @@ fn continuations_agree(subject: &mut Subject, alias: &str) {
     }
 }
 
+/// Perplexity where old KV was packed, within a part of the reference's.
+fn packed_perplexity_agrees(alias: &str) {
+    let mut subject = Subject::open(alias, Rounding::Fast, KvType::F16);
+    let reference = fixtures::reference(alias).unwrap().passage.perplexity;
+    for (codec, within) in [(Codec::Int8, 0.002), (Codec::Int4, 0.02)] {
+        let perplexity = packed_perplexity(&mut subject, codec);
+        assert!(
+            perplexity / reference - 1.0 <= within,
+            "{alias}, {codec:?}: {perplexity} against {reference}"
+        );
+    }
+}
+
 fn agrees(alias: &str) {
     let mut subject = Subject::open(alias, Rounding::Fine, KvType::F32);
     logits_agree(&mut subject, alias);
@@ -133,11 +196,13 @@ fn agrees(alias: &str) {
 #[test]
 fn smollm2_135m_agrees_with_its_reference() {
     agrees("smollm2-135m");
+    packed_perplexity_agrees("smollm2-135m");
 }
 
 #[test]
 fn qwen_0_5b_agrees_with_its_reference() {
     agrees("qwen2.5-coder-0.5b");
+    packed_perplexity_agrees("qwen2.5-coder-0.5b");
 }
 
 #[test]

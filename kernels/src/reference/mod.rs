@@ -3,6 +3,7 @@
 
 mod append;
 mod attention;
+mod codec;
 mod dequantise;
 mod geglu;
 mod linear;
@@ -13,6 +14,7 @@ mod swiglu;
 
 pub use append::{KvRows, round_int8};
 pub use attention::{attention, window};
+pub use codec::quantise;
 pub use dequantise::dequantise;
 pub use geglu::geglu;
 pub use linear::linear;
