@@ -10,6 +10,7 @@ use std::time::Instant;
 use store::Store;
 use store::{CancelFlag, CellWrite, Miss};
 
+use super::host::CellBytes;
 use crate::error::Error;
 use crate::kv::chunk::{Chunk, ChunkId, cell_id};
 use crate::kv::contract::Digest;
@@ -20,7 +21,7 @@ const COSTS_KEY: &[u8] = b"measured-costs";
 /// A request to the tier.
 pub(super) enum TierRequest {
     /// Save cells of a chunk, by layer.
-    Save { session: Arc<str>, chunk: Chunk, cells: Vec<(u32, Vec<u8>)> },
+    Save { session: Arc<str>, chunk: Chunk, cells: Vec<(u32, CellBytes)> },
     /// Keep measured costs for the next start.
     Remember { costs: Vec<u8> },
     /// Load the cells of a chunk in these layers.
@@ -32,7 +33,7 @@ pub(super) enum TierAnswer {
     /// A chunk was saved, or was not, with the reason.
     Saved { session: Arc<str>, chunk: Chunk, bytes: u64, outcome: Result<(), String> },
     /// Cells of a chunk, by layer.
-    Loaded { restore: u64, index: usize, cells: Vec<(u32, Result<Vec<u8>, String>)>, seconds: f64 },
+    Loaded { restore: u64, index: usize, cells: Vec<(u32, Result<CellBytes, String>)>, seconds: f64 },
 }
 
 /// Handle of the tier's thread.
@@ -122,7 +123,7 @@ fn serve(
                         return Err("stopped".to_owned());
                     }
                     let cell = store.cells().get_cancellable(&cell_id(&chunk, layer), contract, &cancel);
-                    cell.map_err(|miss| reason(&miss).to_owned())
+                    cell.map(Arc::new).map_err(|miss| reason(&miss).to_owned())
                 };
                 let cells = layers.into_iter().map(|layer| (layer, load(layer))).collect();
                 let seconds = begun.elapsed().as_secs_f64();
@@ -132,7 +133,7 @@ fn serve(
     }
 }
 
-fn save(store: &Store, contract: &Digest, chunk: &Chunk, cells: &[(u32, Vec<u8>)]) -> Result<(), String> {
+fn save(store: &Store, contract: &Digest, chunk: &Chunk, cells: &[(u32, CellBytes)]) -> Result<(), String> {
     let writes: Vec<CellWrite<'_>> = cells
         .iter()
         .map(|(layer, payload)| CellWrite {
