@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kernels::backend::{Backend, KvType};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use serde::Serialize;
-use store::{Store, StoreOptions, SystemClock};
+use store::{Clock, Store, StoreOptions};
 
 use crate::agent::{AgentInfo, Guests, GuestsConfig, NativeTool, ToolInfo};
 use crate::config::{CONTEXT_LENGTH_DEFAULT, Config, Throttle};
@@ -18,6 +18,7 @@ use crate::models::{LoadedModel, ModelConfig};
 use crate::restore::plan::RestoreMode;
 use crate::restore::report::RestoreReport;
 use crate::scheduler::{DeviceView, HostControl, HostView, Scheduler, SchedulerOptions};
+use crate::seams::Seams;
 use crate::session::driver::{Drivers, PlainChat, TurnDriver};
 use crate::session::host::SessionHost;
 use crate::session::live::{JournalObserver, SessionMap};
@@ -130,10 +131,18 @@ impl Runtime {
     /// # Errors
     /// Those of [`Runtime::open`].
     pub async fn open_telling(config: Config, progress: Listener) -> Result<Self, Error> {
+        Self::open_on(config, Seams::default(), progress).await
+    }
+
+    /// [`Runtime::open_telling`] on another disk or clock than the machine's own.
+    ///
+    /// # Errors
+    /// Those of [`Runtime::open`].
+    pub async fn open_on(config: Config, seams: Seams, progress: Listener) -> Result<Self, Error> {
         config.validate()?;
-        let (opening, told) = (config.clone(), Arc::clone(&progress));
+        let (opening, told, under) = (config.clone(), Arc::clone(&progress), seams.clone());
         let (store, model, backend) = tokio::task::spawn_blocking(move || {
-            let store = open_store(&opening)?;
+            let store = open_store(&opening, under)?;
             let model = crate::models::open_as(&opening.model, opening.weights, told.as_ref())?;
             let (threads, rounding) = (opening.thread_count(), opening.rounding);
             let backend = CpuBackend::new(CpuOptions { threads, rounding, ..CpuOptions::default() })?;
@@ -149,7 +158,7 @@ impl Runtime {
             grant_roots: config.grant_roots.clone(),
         })
         .await?;
-        Self::assemble(config, store, model, backend, guests, progress).await
+        Self::assemble(config, store, model, backend, (guests, seams.clock), progress).await
     }
 
     async fn assemble(
@@ -157,7 +166,7 @@ impl Runtime {
         store: Store,
         model: LoadedModel,
         backend: Arc<CpuBackend>,
-        guests: Guests,
+        (guests, clock): (Guests, Arc<dyn Clock>),
         progress: Listener,
     ) -> Result<Self, Error> {
         let context_length = match config.context_length {
@@ -172,7 +181,6 @@ impl Runtime {
         warnings.push("no CUDA backend in this build: the CPU runs the model".to_owned());
 
         let sessions = Arc::new(SessionMap::default());
-        let clock = Arc::new(SystemClock::default());
         let options = EngineOptions {
             budget_bytes: config.device_budget_bytes,
             context_length,
@@ -202,7 +210,7 @@ impl Runtime {
                 host_control: host_control.clone(),
                 step_seconds: config.step_time.as_secs_f64(),
             },
-            Arc::clone(&clock) as _,
+            Arc::clone(&clock),
             Box::new(JournalObserver { sessions: Arc::clone(&sessions) }),
         )?;
         let constraints = ConstraintFactory::new(&model.tokenizer)
@@ -500,8 +508,10 @@ impl Runtime {
     }
 }
 
-fn open_store(config: &Config) -> Result<Store, Error> {
+fn open_store(config: &Config, seams: Seams) -> Result<Store, Error> {
     let options = StoreOptions {
+        disk: seams.disk,
+        clock: seams.clock,
         cell_quota_bytes: config.disk_quota_bytes,
         probe: config.probe.clone().map(|mut command| {
             command.push(config.data_dir.clone().into_os_string());

@@ -125,11 +125,19 @@ impl<B: Backend> Worker<B> {
     fn facts(&self, sequence: &Sequence, chunks: &[Chunk]) -> Vec<ChunkFacts> {
         let layers = self.engine.config().layers;
         let usable = sequence.foreign.is_empty();
+        let (load, cell) = (self.load_costs(), self.engine.cell_bytes(CHUNK_TOKENS));
+        let throttled = self.options.host_control.throttle().bytes_per_s.is_some();
+        let order = if throttled && load.host.seconds(1, cell) > load.disk.seconds(1, cell) {
+            [Source::Disk, Source::Host]
+        } else {
+            Source::ALL
+        };
         let best = |chunk: &Chunk, layer: usize| {
-            if self.host.has(&chunk.id, layer as u32) {
-                return Some(Source::Host);
-            }
-            self.tier.contains(&chunk.id, layer as u32).then_some(Source::Disk)
+            let has = |source: &Source| match source {
+                Source::Host => self.host.has(&chunk.id, layer as u32),
+                Source::Disk => self.tier.contains(&chunk.id, layer as u32),
+            };
+            order.into_iter().find(has)
         };
         chunks
             .iter()

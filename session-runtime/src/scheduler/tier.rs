@@ -1,5 +1,6 @@
-//! The disk tier's own thread: writes and reads cells in the order asked, so that the engine never
-//! waits for a disk. The number of requests under way is bounded by the scheduler.
+//! The disk tier's own threads: one writes cells and one reads them, each in the order asked, so that the engine never
+//! waits for a disk and a read that is stuck keeps no eviction waiting. The number of requests under way is bounded by
+//! the scheduler.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,30 +37,48 @@ pub(super) enum TierAnswer {
     Loaded { restore: u64, index: usize, cells: Vec<(u32, Result<CellBytes, String>)>, seconds: f64 },
 }
 
-/// Handle of the tier's thread.
+/// Handle of the tier's threads.
 pub(super) struct Tier {
     store: Store,
-    requests: Option<Sender<TierRequest>>,
-    thread: Option<JoinHandle<()>>,
+    reader: Served,
+    writer: Served,
     stop: Arc<AtomicBool>,
 }
 
+/// A thread with its inbox.
+struct Served {
+    requests: Option<Sender<TierRequest>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Served {
+    fn start(name: &str, serve: impl FnOnce(&Receiver<TierRequest>) + Send + 'static) -> Result<Self, Error> {
+        let (requests, inbox) = channel();
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || serve(&inbox));
+        Ok(Self { requests: Some(requests), thread: Some(thread.map_err(Error::internal)?) })
+    }
+
+    fn join(&mut self) {
+        self.requests = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
 impl Tier {
-    /// Starts the thread; it answers through `answer`.
+    /// Starts the threads; they answer through `answer`.
     pub(super) fn start(
         store: Store,
         contract: Digest,
-        answer: impl Fn(TierAnswer) + Send + 'static,
+        answer: impl Fn(TierAnswer) + Clone + Send + 'static,
     ) -> Result<Self, Error> {
-        let (requests, inbox) = channel();
         let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        let serving = store.clone();
-        let thread = std::thread::Builder::new()
-            .name("tier-disk".into())
-            .spawn(move || serve(&serving, &contract, &inbox, &stopped, &answer))
-            .map_err(Error::internal)?;
-        Ok(Self { store, requests: Some(requests), thread: Some(thread), stop })
+        let start = |name| {
+            let (store, stop, answer) = (store.clone(), Arc::clone(&stop), answer.clone());
+            Served::start(name, move |inbox| serve(&store, &contract, inbox, &stop, &answer))
+        };
+        Ok(Self { reader: start("tier-read")?, writer: start("tier-write")?, store, stop })
     }
 
     /// Costs that an earlier process measured.
@@ -79,10 +98,14 @@ impl Tier {
 
     /// Asks; the answer comes later.
     pub(super) fn ask(&self, request: TierRequest) {
-        if let Some(requests) = &self.requests
+        let served = match request {
+            TierRequest::Load { .. } => &self.reader,
+            TierRequest::Save { .. } | TierRequest::Remember { .. } => &self.writer,
+        };
+        if let Some(requests) = &served.requests
             && requests.send(request).is_err()
         {
-            tracing::error!("the disk tier's thread is gone");
+            tracing::error!("a thread of the disk tier is gone");
         }
     }
 }
@@ -90,10 +113,8 @@ impl Tier {
 impl Drop for Tier {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        self.requests = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        self.reader.join();
+        self.writer.join();
     }
 }
 
