@@ -75,10 +75,8 @@ async fn contract(runtime: &Runtime) -> [u8; 32] {
 async fn ids(runtime: &Runtime, session: &str) -> Vec<CellId> {
     let contract = contract(runtime).await;
     let tokens = runtime.tokens(session).await.unwrap();
-    // The last token's KV may not have been computed.
-    let ends = [tokens.len() - 1, tokens.len()];
-    let mut ids: Vec<CellId> = ends
-        .into_iter()
+    // The KV of the last tokens, which end the message, has not been computed.
+    let mut ids: Vec<CellId> = (tokens.len() - 8..=tokens.len())
         .flat_map(|end| chunks(&contract, &tokens[..end]))
         .flat_map(|chunk| (0..8).map(move |layer| cell_id(&chunk.id, layer)))
         .collect();

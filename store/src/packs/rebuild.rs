@@ -130,7 +130,9 @@ impl PackStore {
         for (id, place) in found {
             index.insert(id, place);
         }
-        index.packs.entry(pack).or_default().disk_bytes = file.allocated()?.min(end.next_multiple_of(ALIGN));
+        let length = end.next_multiple_of(ALIGN);
+        let pack = index.packs.entry(pack).or_default();
+        (pack.disk_bytes, pack.end) = (file.allocated()?.min(length), length);
         Ok(Ok(()))
     }
 
@@ -157,9 +159,13 @@ impl PackStore {
                 at += ALIGN;
                 continue;
             };
-            if at + CELL_HEADER as u64 + header.len > len
-                || (check_payloads && !payload_is_good(file, at, &header)?)
-            {
+            // Of a copy that a compaction did not get to sync only the header may be there: it must not take the place of
+            // the cell it was made from.
+            let check = check_payloads
+                || lock(&self.cells)
+                    .get(&header.id)
+                    .is_some_and(|other| (other.pack, other.offset) != (pack, at));
+            if at + CELL_HEADER as u64 + header.len > len || (check && !payload_is_good(file, at, &header)?) {
                 report.damaged_cells += 1;
                 walked.torn.push(at);
                 at += ALIGN;
