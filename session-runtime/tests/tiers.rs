@@ -247,6 +247,7 @@ async fn i9_a_forced_load_from_a_stuck_disk_waits_alone_and_can_be_left() {
     let request = TurnRequest { input: THEN.to_owned(), ..TurnRequest::default() };
     let turn = runtime.start_turn("s", request).await.unwrap();
     reach(&runtime, "s", KvState::Restoring).await;
+    assert!(runtime.store().leases().count() > 0, "its cells are kept for it");
     // Others go on, and what they save is written.
     talked(&runtime, "t").await;
     say(&runtime, "t", THEN, 24).await;
@@ -264,6 +265,8 @@ async fn i9_a_forced_load_from_a_stuck_disk_waits_alone_and_can_be_left() {
     reach(&runtime, "s", KvState::Restoring).await;
     waiting.abort();
     reach(&runtime, "s", KvState::Evicted).await;
+    runtime.info().await.unwrap();
+    assert_eq!(runtime.store().leases().count(), 0, "nothing is kept for a restore that is over");
     runtime.store().cells().set_fault(TierFault::None);
     let report = runtime.restore("s", RestoreMode::Load).await.unwrap();
     assert!(report.from_disk.cells > 0 && report.refused.is_empty(), "{report:?}");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kernels::backend::Backend;
-use store::CancelFlag;
+use store::{CancelFlag, Lease};
 
 use super::host::{CellBytes, Claim};
 use super::host_loads::{HostLoad, ROUND_BYTES};
@@ -14,7 +14,7 @@ use super::tier::TierRequest;
 use super::worker::{Job, Phase, Purpose, Worker};
 use crate::engine::{LogitRows, SequenceRows};
 use crate::error::{Error, ErrorKind};
-use crate::kv::chunk::{CHUNK_TOKENS, Chunk};
+use crate::kv::chunk::{CHUNK_TOKENS, CellId, Chunk, cell_id};
 use crate::kv::state::KvEvent;
 use crate::kv::table::Need;
 use crate::restore::cost::LoadCost;
@@ -31,6 +31,8 @@ pub(super) struct RestoreRun {
     pub from_host: VecDeque<HostLoad>,
     /// Per chunk, what keeps its cells in host memory until they are on the device.
     pub claims: Vec<Option<Claim>>,
+    /// What keeps its cells on disk.
+    _lease: Option<Lease>,
     progress: Progress,
     begun: Instant,
     last_arrival: Instant,
@@ -58,6 +60,17 @@ impl Drop for RestoreRun {
             cancel.cancel();
         }
     }
+}
+
+/// The cells that a plan has the disk bring.
+fn cells_on_disk(chunks: &[Chunk], facts: &[ChunkFacts], cuts: &[u32]) -> Vec<CellId> {
+    let of_chunk = |((chunk, facts), cut): ((&Chunk, &ChunkFacts), &u32)| {
+        let layers = (*cut..facts.saved.len() as u32)
+            .filter(|layer| facts.from(*layer as usize) == Some(Source::Disk))
+            .map(|layer| cell_id(&chunk.id, layer));
+        layers.collect::<Vec<_>>()
+    };
+    chunks.iter().zip(facts).zip(cuts).flat_map(of_chunk).collect()
 }
 
 impl<B: Backend> Worker<B> {
@@ -98,6 +111,7 @@ impl<B: Backend> Worker<B> {
                         || (usable && self.tier.contains(&chunk.id, layer as u32))
                 })
         });
+        let lease = self.tier.lease(&cells_on_disk(&chunks, &facts, &planned.cuts));
         let now = Instant::now();
         self.next_restore += 1;
         let run = RestoreRun {
@@ -107,6 +121,7 @@ impl<B: Backend> Worker<B> {
             resident: sequence.computed,
             from_host: VecDeque::new(),
             claims,
+            _lease: lease,
             chunks,
             progress,
             begun: now,

@@ -6,10 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use store::Store;
-use store::{CancelFlag, CellWrite, Miss};
+use store::{CancelFlag, CellId, CellWrite, Lease, Miss, Store};
 
 use super::host::CellBytes;
 use crate::error::Error;
@@ -18,6 +17,8 @@ use crate::kv::contract::Digest;
 
 /// Key of the measured costs in the metadata.
 const COSTS_KEY: &[u8] = b"measured-costs";
+/// How long a restore keeps its cells on disk from being dropped. One that takes longer is stuck, and pressure wins.
+const LEASE: Duration = Duration::from_secs(60);
 
 /// A request to the tier.
 pub(super) enum TierRequest {
@@ -89,6 +90,17 @@ impl Tier {
     /// Whether the tier has a cell.
     pub(super) fn contains(&self, chunk: &ChunkId, layer: u32) -> bool {
         self.store.cells().contains(&cell_id(chunk, layer))
+    }
+
+    /// Keeps cells from being dropped for a while; `None` where so many are kept already that these are not.
+    pub(super) fn lease(&self, cells: &[CellId]) -> Option<Lease> {
+        match self.store.leases().acquire(cells, LEASE) {
+            Ok(lease) => Some(lease),
+            Err(error) => {
+                tracing::warn!(%error, "a restore goes on without a lease: cells that go meanwhile are recomputed");
+                None
+            }
+        }
     }
 
     /// Bytes a second that it is throttled to.

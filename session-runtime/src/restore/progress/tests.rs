@@ -244,7 +244,7 @@ fn i2_what_one_tier_refuses_is_recomputed_whatever_the_other_brings() {
     for host_first in [false, true] {
         let mut progress = Progress::new(&shared_chunks(1), &[0], LAYERS, 8, RestoreMode::Load);
         let (compute, load) = (|_: usize| 1.0, |_: &PerSource<Amount>| 0.0);
-        let mut next = |progress: &mut Progress| progress.next(4, &outlook(&compute, &load, 0.0));
+        let next = |progress: &mut Progress| progress.next(4, &outlook(&compute, &load, 0.0));
         assert!(matches!(next(&mut progress), Action::Load { source: Source::Disk, .. }));
         assert!(matches!(next(&mut progress), Action::Load { source: Source::Host, .. }));
         let host = |progress: &mut Progress| {
