@@ -158,7 +158,7 @@ impl Runtime {
             grant_roots: config.grant_roots.clone(),
         })
         .await?;
-        Self::assemble(config, store, model, backend, (guests, seams.clock), progress).await
+        Self::assemble(config, store, model, backend, guests, seams.clock, progress).await
     }
 
     async fn assemble(
@@ -166,7 +166,8 @@ impl Runtime {
         store: Store,
         model: LoadedModel,
         backend: Arc<CpuBackend>,
-        (guests, clock): (Guests, Arc<dyn Clock>),
+        guests: Guests,
+        clock: Arc<dyn Clock>,
         progress: Listener,
     ) -> Result<Self, Error> {
         let context_length = match config.context_length {

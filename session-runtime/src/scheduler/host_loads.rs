@@ -63,8 +63,11 @@ impl<B: Backend> Worker<B> {
             let Some(HostLoad { chunk, layers, .. }) = run.from_host.remove(next) else { return false };
             let id = run.chunks[chunk].id;
             let mut bytes = 0;
+            // Compute may have overtaken it.
+            let lowest = run.progress.wants(chunk, Source::Host).unwrap_or(u32::MAX);
             let cells: Vec<_> = layers
                 .into_iter()
+                .filter(|layer| *layer >= lowest)
                 .map(|layer| {
                     let cell = self.host.read(&id, layer, fault);
                     bytes += cell.as_ref().map_or(0, |cell| cell.len());

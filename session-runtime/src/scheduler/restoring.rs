@@ -33,7 +33,7 @@ pub(super) struct RestoreRun {
     pub claims: Vec<Option<Claim>>,
     /// What keeps its cells on disk.
     _lease: Option<Lease>,
-    progress: Progress,
+    pub progress: Progress,
     begun: Instant,
     last_arrival: Instant,
     resident: usize,
@@ -83,8 +83,6 @@ impl<B: Backend> Worker<B> {
         let chunks = sequence.missing_chunks(&self.contract_digest);
         let usable = sequence.foreign.is_empty();
         let facts = self.facts(sequence, &chunks);
-        let claims = chunks.iter().map(|chunk| if usable { self.host.claim(&chunk.id) } else { None });
-        let claims = claims.collect();
         let token_bytes = self.engine.cell_bytes(1);
         let load = self.load_costs();
         let planned = plan(mode, &facts, layers as u32, token_bytes, &self.costs.compute, &load);
@@ -111,14 +109,17 @@ impl<B: Backend> Worker<B> {
                         || (usable && self.tier.contains(&chunk.id, layer as u32))
                 })
         });
+        let resident = sequence.computed;
+        let saved_chunks = resident / CHUNK_TOKENS + on_disk.count();
+        let claims = self.claim(mode, &chunks, &facts, &planned.cuts);
         let lease = self.tier.lease(&cells_on_disk(&chunks, &facts, &planned.cuts));
         let now = Instant::now();
         self.next_restore += 1;
         let run = RestoreRun {
             id: self.next_restore,
             cancels: chunks.iter().map(|_| CancelFlag::default()).collect(),
-            saved_chunks: sequence.computed / CHUNK_TOKENS + on_disk.count(),
-            resident: sequence.computed,
+            saved_chunks,
+            resident,
             from_host: VecDeque::new(),
             claims,
             _lease: lease,
@@ -165,6 +166,21 @@ impl<B: Backend> Worker<B> {
                     .collect(),
             })
             .collect()
+    }
+
+    /// Claims what a restore loads from host memory, and what it may come to load: a plan is corrected on the way, while a
+    /// forced one, which may wait for its disk as long as that takes, keeps nothing that it does not need.
+    fn claim(
+        &mut self,
+        mode: RestoreMode,
+        chunks: &[Chunk],
+        facts: &[ChunkFacts],
+        cuts: &[u32],
+    ) -> Vec<Option<Claim>> {
+        let lowest = |cut: &u32| if mode == RestoreMode::Planned { 0 } else { *cut };
+        let wanted = facts.iter().zip(cuts).map(|(facts, cut)| facts.loads(lowest(cut), 1).host.cells > 0);
+        let chunks = chunks.iter().zip(wanted);
+        chunks.map(|(chunk, wanted)| if wanted { self.host.claim(&chunk.id) } else { None }).collect()
     }
 
     /// What loading costs, with what the tiers are throttled to.
