@@ -100,6 +100,30 @@ async fn i2_what_a_full_or_forbidden_disk_refuses_is_in_host_memory_or_recompute
     }
 }
 
+/// What the disk refused while a session rested is tried again when it leaves the device.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_could_not_be_saved_is_saved_on_eviction() {
+    let model = TinyCheckpoint::new("llama");
+    let directory = tempfile::tempdir().unwrap();
+    let disk = TroubledDisk::default();
+    let seams = Seams { disk: Arc::new(disk.clone()), ..Seams::default() };
+    let runtime = open_on(config(directory.path(), &model), seams).await;
+    disk.set(Trouble::Full);
+    for id in ["s", "t"] {
+        talked(&runtime, id).await;
+    }
+    // An eviction is answered when the disk has answered for everything before it.
+    runtime.evict("t").await.unwrap();
+    assert!(runtime.store().cells().usage().refused > 0);
+    disk.set(Trouble::None);
+    let kv = runtime.kv("s").await.unwrap();
+    assert_eq!((kv.state, kv.saved_tokens), (KvState::Idle, 0));
+    runtime.evict("s").await.unwrap();
+    assert_eq!(runtime.kv("s").await.unwrap().saved_tokens, kv.resident_tokens);
+    let report = runtime.restore("s", RestoreMode::Load).await.unwrap();
+    assert_eq!((report.tokens_loaded, report.cells_refused()), (kv.resident_tokens, 0), "{report:?}");
+}
+
 /// What was saved cannot be read any more.
 #[tokio::test(flavor = "multi_thread")]
 async fn i2_cells_that_cannot_be_read_are_recomputed_by_name() {

@@ -135,11 +135,18 @@ impl<B: Backend> Worker<B> {
                     }
                 }
             }
-            Err(reason) => tracing::warn!(
-                session,
-                reason,
-                "chunk not on disk: it is in host memory, as far as there is room, or will be recomputed"
-            ),
+            Err(reason) => {
+                tracing::warn!(
+                    session,
+                    reason,
+                    "chunk not on disk: it is in host memory, as far as there is room, or will be recomputed"
+                );
+                // It is tried again when the session next rests or leaves the device, not at once: the disk may be full.
+                self.saver.sessions.retain(|waiting| &**waiting != session);
+                if let Some(sequence) = self.sequences.get_mut(session) {
+                    sequence.save_asked = sequence.save_asked.min(chunk.start / CHUNK_TOKENS);
+                }
+            }
         }
         self.answer_evictions();
     }
