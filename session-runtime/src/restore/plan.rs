@@ -89,14 +89,14 @@ impl ChunkFacts {
     }
 
     /// The tier that the cell of a layer comes from; `None` without one, or where the cell is not needed.
-    pub fn from(&self, layer: usize) -> Option<Source> {
+    pub fn source(&self, layer: usize) -> Option<Source> {
         if self.needed[layer] { self.saved[layer] } else { None }
     }
 
     /// Cells that are loaded with this cut, where they have `token_bytes` bytes a token.
     pub fn loads(&self, cut: u32, token_bytes: usize) -> PerSource<Amount> {
         let mut loads = PerSource::default();
-        for source in (cut as usize..self.saved.len()).filter_map(|layer| self.from(layer)) {
+        for source in (cut as usize..self.saved.len()).filter_map(|layer| self.source(layer)) {
             loads.add(source, 1, self.tokens * token_bytes);
         }
         loads
@@ -172,7 +172,7 @@ impl Pricing<'_> {
             let (lowest, compute) = (*cut, work.compute - self.compute_seconds(chunk, *cut));
             let mut best = (self.seconds(&work), work);
             for next in lowest + 1..=self.layers {
-                if let Some(source) = chunk.from(next as usize - 1) {
+                if let Some(source) = chunk.source(next as usize - 1) {
                     work.load.take(source, 1, cell_bytes);
                 }
                 work.compute = compute + self.compute_seconds(chunk, next);

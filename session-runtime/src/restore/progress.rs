@@ -149,7 +149,7 @@ impl Progress {
                     computed: *cut == 0,
                     load: PerSource::default(),
                     fresh: chunk.is_saved(),
-                    from: (0..layers as usize).map(|layer| chunk.from(layer)).collect(),
+                    from: (0..layers as usize).map(|layer| chunk.source(layer)).collect(),
                 };
                 state.ask_anew();
                 state
@@ -348,7 +348,7 @@ impl Progress {
         }
         let bytes = (state.loads(source).count() * state.tokens * self.token_bytes) as u64;
         self.report.bytes_loaded += bytes;
-        self.report.from_tier(source).bytes += bytes;
+        self.report.of_tier(source).bytes += bytes;
         let reachable =
             self.chunks[..chunk].iter().all(|state| state.cut == self.layers) && self.frontier <= chunk + 1;
         if self.windows && self.chunks[chunk].cut > before && !reachable {
@@ -375,12 +375,12 @@ impl Progress {
             let loaded: u64 = Source::ALL.into_iter().map(cells).sum();
             report.cells_loaded += loaded;
             report.cells_outside += u64::from(self.layers - chunk.cut) - loaded;
-            Source::ALL.into_iter().for_each(|source| report.from_tier(source).cells += cells(source));
+            Source::ALL.into_iter().for_each(|source| report.of_tier(source).cells += cells(source));
             match chunk.cut {
                 0 => {
                     report.tokens_loaded += tokens;
                     let lowest = if cells(Source::Disk) > 0 { Source::Disk } else { Source::Host };
-                    report.from_tier(lowest).tokens += tokens;
+                    report.of_tier(lowest).tokens += tokens;
                 }
                 cut if cut == self.layers => report.tokens_recomputed += tokens,
                 _ => report.tokens_mixed += tokens,

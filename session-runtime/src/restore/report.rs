@@ -73,7 +73,7 @@ pub struct RestoreReport {
 
 impl RestoreReport {
     /// What came from a tier.
-    pub(super) fn from_tier(&mut self, source: Source) -> &mut TierLoads {
+    pub(super) fn of_tier(&mut self, source: Source) -> &mut TierLoads {
         match source {
             Source::Host => &mut self.from_host,
             Source::Disk => &mut self.from_disk,

@@ -66,7 +66,7 @@ impl Drop for RestoreRun {
 fn cells_on_disk(chunks: &[Chunk], facts: &[ChunkFacts], cuts: &[u32]) -> Vec<CellId> {
     let of_chunk = |((chunk, facts), cut): ((&Chunk, &ChunkFacts), &u32)| {
         let layers = (*cut..facts.saved.len() as u32)
-            .filter(|layer| facts.from(*layer as usize) == Some(Source::Disk))
+            .filter(|layer| facts.source(*layer as usize) == Some(Source::Disk))
             .map(|layer| cell_id(&chunk.id, layer));
         layers.collect::<Vec<_>>()
     };
