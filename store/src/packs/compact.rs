@@ -27,8 +27,29 @@ impl PackStore {
     /// # Errors
     /// [`CellError`]; every cell is then where the index says.
     pub fn compact(&self) -> Result<bool, CellError> {
-        let Some(pack) = self.mostly_dead() else { return Ok(false) };
+        for pack in self.mostly_dead() {
+            if self.compact_pack(pack)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Packs of which less than half is live, the oldest first, the one being written excepted.
+    fn mostly_dead(&self) -> Vec<u64> {
+        let written = lock(&self.tail).as_ref().map(|tail| tail.number);
+        let index = lock(&self.cells);
+        let packs = index.packs.iter().filter(|(number, _)| Some(**number) != written);
+        packs.filter(|(_, pack)| pack.live < pack.end / 2).map(|(number, _)| *number).collect()
+    }
+
+    /// Moves every cell of a pack and deletes it. `false`: there is no room for the copies, or a cell cannot be read now.
+    fn compact_pack(&self, pack: u64) -> Result<bool, CellError> {
         loop {
+            let live = lock(&self.cells).packs.get(&pack).map_or(0, |pack| pack.live);
+            if live > 0 && !self.has_room(live.min(STEP_BYTES)) {
+                return Ok(false);
+            }
             let moving = self.next_step(pack);
             if moving.is_empty() {
                 return self.delete_dead(pack);
@@ -39,12 +60,9 @@ impl PackStore {
         }
     }
 
-    /// The oldest pack of which less than half is live, the one being written excepted.
-    fn mostly_dead(&self) -> Option<u64> {
-        let written = lock(&self.tail).as_ref().map(|tail| tail.number);
-        let index = lock(&self.cells);
-        let mut packs = index.packs.iter().filter(|(number, _)| Some(**number) != written);
-        packs.find(|(_, pack)| pack.live < pack.end / 2).map(|(number, _)| *number)
+    /// Whether the quota has room for `size` more bytes and the header of a new pack.
+    fn has_room(&self, size: u64) -> bool {
+        lock(&self.cells).disk_bytes() + size + ALIGN <= self.parts.quota
     }
 
     /// Reads the next cells of a pack; those that do not verify are dropped.
@@ -87,7 +105,7 @@ impl PackStore {
         let mut tail = lock(&self.tail);
         self.parts.failpoints.hit(point::PACKS_BEFORE_COMPACT).map_err(io)?;
         let size: u64 = moving.iter().map(|cell| record_len(cell.place.len)).sum();
-        if lock(&self.cells).disk_bytes() + size + ALIGN > self.parts.quota {
+        if !self.has_room(size) {
             return Ok(false);
         }
         let mut written = Vec::with_capacity(moving.len());
