@@ -13,10 +13,10 @@ use crate::restore::plan::RestoreMode;
 use crate::scheduler::Speculation;
 use crate::session::host::SessionLimits;
 
-/// How much of the disk tier's speed is used; for tests and for showing plans on a fast disk.
+/// How much of a tier's speed is used; for tests and for showing plans on fast tiers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Throttle {
-    /// Bytes per second; unset: as fast as the disk is.
+    /// Bytes per second; unset: as fast as the tier is.
     pub bytes_per_s: Option<u64>,
     /// Added to each read.
     pub latency: Duration,
@@ -37,6 +37,9 @@ pub struct Config {
     pub rounding: Rounding,
     /// Bytes of KV pages on the device.
     pub device_budget_bytes: u64,
+    /// Bytes of saved KV in host memory, from where it comes back sooner than from disk; 0: none is kept there. Beside the
+    /// device's own pages that pays where the device holds fewer sessions than come back before long.
+    pub host_budget_bytes: u64,
     /// Bytes of cells on disk.
     pub disk_quota_bytes: u64,
     /// Threads of the CPU backend; 0: one for each core.
@@ -70,6 +73,8 @@ pub struct Config {
     pub sessions: SessionLimits,
     /// Throttle of the disk tier.
     pub throttle: Throttle,
+    /// Throttle of the host tier.
+    pub host_throttle: Throttle,
     /// Keeps this runtime's saved KV apart from that of others with another salt.
     pub tenant_salt: String,
     /// Command that opens the data directory's index in a process of its own, so that a damaged index
@@ -86,6 +91,7 @@ impl Default for Config {
             kv_type: KvType::default(),
             rounding: Rounding::default(),
             device_budget_bytes: 1 << 30,
+            host_budget_bytes: 256 << 20,
             disk_quota_bytes: 16 << 30,
             threads: 0,
             context_length: 0,
@@ -102,6 +108,7 @@ impl Default for Config {
             limits: GuestLimits::default(),
             sessions: SessionLimits::default(),
             throttle: Throttle::default(),
+            host_throttle: Throttle::default(),
             tenant_salt: String::new(),
             probe: None,
         }
@@ -129,6 +136,9 @@ impl Config {
         }
         if self.throttle.bytes_per_s == Some(0) {
             return bad("the disk throttle is 0 bytes per second: give a positive rate or none");
+        }
+        if self.host_throttle.bytes_per_s == Some(0) {
+            return bad("the host throttle is 0 bytes per second: give a positive rate or none");
         }
         if self.sessions.sessions == 0 || self.sessions.default_max_tokens == 0 {
             return bad("limits of sessions and tokens must be positive");

@@ -18,6 +18,7 @@ pub mod models;
 pub mod restore;
 pub mod runtime;
 pub mod scheduler;
+pub mod seams;
 pub mod session;
 
 pub use config::Config;

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use kernels::backend::{Backend, KvType};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use serde::Serialize;
-use store::{Store, StoreOptions, SystemClock};
+use store::{Clock, Store, StoreOptions};
 
 use crate::agent::{AgentInfo, Guests, GuestsConfig, NativeTool, ToolInfo};
-use crate::config::{CONTEXT_LENGTH_DEFAULT, Config};
+use crate::config::{CONTEXT_LENGTH_DEFAULT, Config, Throttle};
 use crate::engine::{self, EngineOptions};
 use crate::error::{Error, ErrorKind};
 use crate::kv::contract::{Contract, cell_layout, hex};
@@ -17,7 +17,8 @@ use crate::models::progress::{Listener, Silent};
 use crate::models::{LoadedModel, ModelConfig};
 use crate::restore::plan::RestoreMode;
 use crate::restore::report::RestoreReport;
-use crate::scheduler::{DeviceView, Scheduler, SchedulerOptions};
+use crate::scheduler::{DeviceView, HostControl, HostView, Scheduler, SchedulerOptions};
+use crate::seams::Seams;
 use crate::session::driver::{Drivers, PlainChat, TurnDriver};
 use crate::session::host::SessionHost;
 use crate::session::live::{JournalObserver, SessionMap};
@@ -73,7 +74,9 @@ pub struct RuntimeInfo {
     pub contract: String,
     /// Pages.
     pub device: DeviceView,
-    /// Cells.
+    /// Cells in host memory.
+    pub host: HostView,
+    /// Cells on disk.
     pub disk: DiskView,
     /// What was found and mended when the data directory was opened.
     pub recovery: Vec<String>,
@@ -89,6 +92,7 @@ struct Inner {
     guests: Guests,
     manager: Arc<SessionManager>,
     sessions: Arc<SessionMap>,
+    host_control: HostControl,
     model: ModelInfo,
     backend: String,
     numerics_class: String,
@@ -116,7 +120,7 @@ impl Runtime {
     ///
     /// # Errors
     /// `config_invalid`, `data_dir_in_use`, `data_dir_newer`, `model_not_found`, `model_unsupported`,
-    /// `out_of_memory` and others, each with its fix.
+    /// `out_of_memory`, `device_budget_too_small`, `host_budget_too_small` and others, each with its fix.
     pub async fn open(config: Config) -> Result<Self, Error> {
         Self::open_telling(config, Arc::new(Silent)).await
     }
@@ -127,10 +131,18 @@ impl Runtime {
     /// # Errors
     /// Those of [`Runtime::open`].
     pub async fn open_telling(config: Config, progress: Listener) -> Result<Self, Error> {
+        Self::open_on(config, Seams::default(), progress).await
+    }
+
+    /// [`Runtime::open_telling`] on another disk or clock than the machine's own.
+    ///
+    /// # Errors
+    /// Those of [`Runtime::open`].
+    pub async fn open_on(config: Config, seams: Seams, progress: Listener) -> Result<Self, Error> {
         config.validate()?;
-        let (opening, told) = (config.clone(), Arc::clone(&progress));
+        let (opening, told, under) = (config.clone(), Arc::clone(&progress), seams.clone());
         let (store, model, backend) = tokio::task::spawn_blocking(move || {
-            let store = open_store(&opening)?;
+            let store = open_store(&opening, under)?;
             let model = crate::models::open_as(&opening.model, opening.weights, told.as_ref())?;
             let (threads, rounding) = (opening.thread_count(), opening.rounding);
             let backend = CpuBackend::new(CpuOptions { threads, rounding, ..CpuOptions::default() })?;
@@ -146,7 +158,7 @@ impl Runtime {
             grant_roots: config.grant_roots.clone(),
         })
         .await?;
-        Self::assemble(config, store, model, backend, guests, progress).await
+        Self::assemble(config, store, model, backend, guests, seams.clock, progress).await
     }
 
     async fn assemble(
@@ -155,6 +167,7 @@ impl Runtime {
         model: LoadedModel,
         backend: Arc<CpuBackend>,
         guests: Guests,
+        clock: Arc<dyn Clock>,
         progress: Listener,
     ) -> Result<Self, Error> {
         let context_length = match config.context_length {
@@ -169,7 +182,6 @@ impl Runtime {
         warnings.push("no CUDA backend in this build: the CPU runs the model".to_owned());
 
         let sessions = Arc::new(SessionMap::default());
-        let clock = Arc::new(SystemClock::default());
         let options = EngineOptions {
             budget_bytes: config.device_budget_bytes,
             context_length,
@@ -181,6 +193,9 @@ impl Runtime {
         })
         .await
         .map_err(Error::internal)??;
+        check_memory(config.host_budget_bytes)?;
+        let host_control = HostControl::default();
+        host_control.set_throttle(throttle(config.host_throttle));
         let scheduler = Scheduler::start(
             engine,
             store.clone(),
@@ -192,9 +207,11 @@ impl Runtime {
                 save_when_idle: config.save_when_idle,
                 speculation: config.speculation,
                 share_prefixes: config.share_prefixes,
+                host_budget_bytes: config.host_budget_bytes,
+                host_control: host_control.clone(),
                 step_seconds: config.step_time.as_secs_f64(),
             },
-            Arc::clone(&clock) as _,
+            Arc::clone(&clock),
             Box::new(JournalObserver { sessions: Arc::clone(&sessions) }),
         )?;
         let constraints = ConstraintFactory::new(&model.tokenizer)
@@ -221,6 +238,7 @@ impl Runtime {
             guests,
             manager,
             sessions,
+            host_control,
             model: info,
             backend: description,
             numerics_class,
@@ -248,6 +266,7 @@ impl Runtime {
             numerics_class: inner.numerics_class.clone(),
             contract: hex(&host.contract.digest()),
             device: host.scheduler.device().await?,
+            host: host.scheduler.host().await?,
             disk: DiskView { bytes: usage.disk_bytes, quota: usage.quota_bytes, cells: usage.cells },
             recovery: recovery_lines(inner.store.recovery()),
             sessions: inner.manager.count() as u64,
@@ -263,6 +282,11 @@ impl Runtime {
     /// The store, for its throttle, its faults and its usage.
     pub fn store(&self) -> &Store {
         &self.0.store
+    }
+
+    /// The host tier's throttle and faults.
+    pub fn host_control(&self) -> &HostControl {
+        &self.0.host_control
     }
 
     /// The model's tokenizer.
@@ -449,7 +473,7 @@ impl Runtime {
         Ok(self.0.manager.get(id)?.record().transitions.clone())
     }
 
-    /// Saves the session's KV to disk and frees its pages.
+    /// Saves the session's KV to host memory and disk and frees its pages.
     ///
     /// # Errors
     /// `session_busy`, `not_resident`.
@@ -457,7 +481,7 @@ impl Runtime {
         self.0.manager.evict(self.0.manager.get(id)?.as_ref()).await
     }
 
-    /// Brings the session's KV back to the device.
+    /// Brings the session's KV back to the device. A caller that stops waiting gives the restore up.
     ///
     /// # Errors
     /// `session_busy`, `kv_capacity`, `nothing_to_restore`.
@@ -485,8 +509,10 @@ impl Runtime {
     }
 }
 
-fn open_store(config: &Config) -> Result<Store, Error> {
+fn open_store(config: &Config, seams: Seams) -> Result<Store, Error> {
     let options = StoreOptions {
+        disk: seams.disk,
+        clock: seams.clock,
         cell_quota_bytes: config.disk_quota_bytes,
         probe: config.probe.clone().map(|mut command| {
             command.push(config.data_dir.clone().into_os_string());
@@ -502,11 +528,27 @@ fn open_store(config: &Config) -> Result<Store, Error> {
         };
         Error::new(ErrorKind::Conflict, code, error.to_string())
     })?;
-    store.cells().set_throttle(store::Throttle {
-        bytes_per_s: config.throttle.bytes_per_s,
-        latency: config.throttle.latency,
-    });
+    store.cells().set_throttle(throttle(config.throttle));
     Ok(store)
+}
+
+fn throttle(throttle: Throttle) -> store::Throttle {
+    store::Throttle { bytes_per_s: throttle.bytes_per_s, latency: throttle.latency }
+}
+
+/// Refuses a host tier that what is left of memory beside the model could not hold.
+fn check_memory(host_budget: u64) -> Result<(), Error> {
+    match engine::memory_available() {
+        Some(available) if host_budget > available => Err(Error::new(
+            ErrorKind::Limit,
+            "out_of_memory",
+            format!(
+                "a host budget of {host_budget} bytes is more than the {available} bytes of memory that the model leaves: \
+                 lower --host-budget, or turn the host tier off with 0"
+            ),
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// What an operator should know of how the data directory was opened.

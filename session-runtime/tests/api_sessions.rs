@@ -205,13 +205,16 @@ fn kv_is_evicted_and_restored_with_a_report() {
         (Some("evicted"), Some("evicted"))
     );
     assert_eq!(evicted.json["kv"]["resident_tokens"], 0);
+    assert!(evicted.json["kv"]["host_tokens"].is_u64() && evicted.json["kv"]["host_bytes"].is_u64());
 
     let restored = post(&format!("{session}/kv/restore"), &json!({"mode": "load"}));
     assert_eq!(restored.status, 200, "{}", restored.text);
     assert_eq!(restored.json["mode"], "load");
     assert_eq!(restored.json["kv"]["state"], "restored");
     assert_eq!(restored.json["tokens"], restored.json["kv"]["resident_tokens"]);
-    assert!(restored.json["tokens_loaded"].as_u64().unwrap() > 0);
+    let loaded = restored.json["tokens_loaded"].as_u64().unwrap();
+    let from = |tier: &str| restored.json[tier]["tokens"].as_u64().unwrap();
+    assert!(loaded > 0 && from("from_host") + from("from_disk") == loaded, "{}", restored.text);
 
     let turn = post(&format!("{session}/turns"), &json!({"input": "And then?", "max_tokens": 4})).json;
     assert!(turn["usage"]["cached_tokens"].as_u64() >= restored.json["tokens"].as_u64(), "{turn}");
@@ -399,6 +402,9 @@ fn the_host_says_what_it_is_and_how_it_is() {
         line.rsplit(' ').next().unwrap().parse().unwrap()
     };
     assert!(value("session_runtime_kv_quota_bytes{tier=\"device\"}") > 0.0);
+    assert_eq!(value("session_runtime_kv_quota_bytes{tier=\"host\"}"), 0.0, "the host tier is off in tests");
+    let health = get(&url("/health")).json;
+    assert_eq!(health["runtime"]["host"], json!({"bytes": 0, "budget": 0, "cells": 0}));
     assert!(value("session_runtime_http_responses_total{class=\"2xx\"}") >= 3.0);
 }
 

@@ -1,5 +1,5 @@
-//! The oracle of I1: random lives of sessions (turns, forks, evictions, restores with any cut, throttles, faults, restarts, other
-//! sessions beside them) against controls that never left memory. Tokens are equal, and so are the bytes of every
+//! The oracle of I1: random lives of sessions (turns, forks, evictions, restores with any cut, throttles and faults of host
+//! memory and disk, full disks, restarts, other sessions beside them) against controls that never left memory. Tokens are equal, and so are the bytes of every
 //! cell that both have saved. `ORACLE_CASES` sets how many cases run, `ORACLE_SEED` where they begin.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -27,6 +27,8 @@ const CASES_A_DIRECTORY: u64 = 20;
 const TOKENS_MOST: u64 = 420;
 /// Tokens that the device has room for: more than any session gets, and fewer than two of the long ones.
 const DEVICE_TOKENS: usize = 760;
+/// Tokens that a small host tier has room for: a few chunks.
+const HOST_TOKENS: usize = 260;
 
 /// SplitMix64 (Steele, Lea & Flood, "Fast splittable pseudorandom number generators", 2014).
 struct Random(u64);
@@ -95,7 +97,8 @@ async fn say(runtime: &Runtime, turns: &[(&str, (String, u32))]) {
 /// What has happened: a run that lacks some of it shows little.
 #[derive(Debug, Default)]
 struct Seen {
-    loaded: u64,
+    from_host: u64,
+    from_disk: u64,
     recomputed: u64,
     refused: u64,
     shared_pages: u64,
@@ -108,7 +111,8 @@ impl Seen {
         let kv = runtime.kv(&life.id).await.unwrap();
         self.shared_pages += kv.shared_pages;
         if let Some(report) = kv.last_restore {
-            self.loaded += report.cells_loaded;
+            self.from_host += report.from_host.cells;
+            self.from_disk += report.from_disk.cells;
             self.recomputed += report.cells_recomputed;
             self.refused += report.cells_refused();
         }
@@ -119,9 +123,17 @@ impl Seen {
     }
 
     fn is_enough(&self) -> bool {
-        [self.loaded, self.recomputed, self.refused, self.shared_pages, self.shared_cells, self.evicted]
-            .into_iter()
-            .all(|count| count > 20)
+        [
+            self.from_host,
+            self.from_disk,
+            self.recomputed,
+            self.refused,
+            self.shared_pages,
+            self.shared_cells,
+            self.evicted,
+        ]
+        .into_iter()
+        .all(|count| count > 20)
     }
 }
 
@@ -157,6 +169,9 @@ impl Subject {
             model: self.checkpoint.name(),
             kv_type: self.kv_type,
             device_budget_bytes: (DEVICE_TOKENS * self.token_bytes) as u64,
+            host_budget_bytes: random.one_of(&[0, HOST_TOKENS * self.token_bytes, 64 << 20]) as u64,
+            // Without room on disk, host memory alone keeps what leaves the device.
+            disk_quota_bytes: random.one_of(&[0, 1 << 30, 1 << 30, 1 << 30]),
             threads: 1 + random.below(2),
             share_prefixes: random.below(2) == 0,
             save_when_idle: random.below(2) == 0,
@@ -257,9 +272,14 @@ async fn case(subject: &Subject, directory: &std::path::Path, number: u64, seen:
                     TierFault::Tear,
                     TierFault::Stale,
                 ];
+                let mut throttle = || {
+                    let bytes_per_s = random.one_of(&[None, Some(200_000), Some(5_000_000)]);
+                    Throttle { bytes_per_s, latency: Duration::ZERO }
+                };
+                cells.set_throttle(throttle());
+                runtime.host_control().set_throttle(throttle());
                 cells.set_fault(random.one_of(&faults));
-                let rate = random.one_of(&[None, Some(200_000), Some(5_000_000)]);
-                cells.set_throttle(Throttle { bytes_per_s: rate, latency: Duration::ZERO });
+                runtime.host_control().set_fault(random.one_of(&faults));
             }
             _ => {
                 runtime.shutdown().await.unwrap();

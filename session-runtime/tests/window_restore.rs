@@ -22,7 +22,8 @@ use session_runtime::models::{self, Tokenizer};
 use session_runtime::restore::plan::RestoreMode;
 use session_runtime::restore::report::RestoreReport;
 use session_runtime::scheduler::{
-    GenerationEvent, GenerationRequest, KvObserver, KvTransition, Scheduler, SchedulerOptions, Speculation,
+    GenerationEvent, GenerationRequest, HostControl, KvObserver, KvTransition, Scheduler, SchedulerOptions,
+    Speculation,
 };
 use session_runtime::{Config, Runtime};
 use support::{create, say};
@@ -296,6 +297,8 @@ fn scheduler(directory: &Path, checkpoint: &TinyCheckpoint) -> (Scheduler, Arc<T
         save_when_idle: true,
         speculation: Speculation::Always,
         share_prefixes: false,
+        host_budget_bytes: 0,
+        host_control: HostControl::default(),
         step_seconds: 1.0,
     };
     let clock = Arc::new(store::SystemClock::default());

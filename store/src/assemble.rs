@@ -35,7 +35,7 @@ impl Opening {
         let clock = Arc::clone(&self.options.clock);
         let poison = Poison::default();
         let leases = LeaseStore::new(Arc::clone(&clock));
-        let cells = self.packs(&raw, &leases, cells)?;
+        let cells = Arc::new(self.packs(&raw, &leases, cells)?);
         let last = read(&state).sessions.iter().map(|(name, s)| (Arc::clone(name), s.last_seq)).collect();
         let queue = Arc::new(Queue::new(poison.clone(), last));
         let progress = Arc::new(Progress::default());
@@ -55,6 +55,7 @@ impl Opening {
         let checkpoint = Arc::new(Checkpoint {
             raw: Arc::clone(&raw),
             journal: Arc::clone(&journal),
+            cells: Arc::clone(&cells),
             metalog_dir: Arc::clone(&self.metalog_dir),
             progress: Arc::clone(&progress),
             held: Mutex::new(Kept::new(watermark_file)),

@@ -1,7 +1,7 @@
 //! Checkpoints: the index is made durable and the watermark moved, which bounds what the next open has to read.
 //!
 //! Owns the checkpoint thread and the watermark file. Also removes what a checkpoint makes superfluous: dead journal
-//! files and older metadata log files.
+//! files and older metadata log files. Between checkpoints it compacts journal files and packs.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex};
@@ -13,6 +13,7 @@ use crate::framed::LogDir;
 use crate::journal::{Journal, JournalError, Progress, ReclaimError, Stuck};
 use crate::meta::MetaStore;
 use crate::meta::watermark::{Watermark, WatermarkFile};
+use crate::packs::CellStoreImpl;
 use crate::poison::Poison;
 use crate::sync::{lock, wait_for};
 
@@ -25,6 +26,7 @@ const EVERY_BYTES: u64 = 16 << 20;
 pub(crate) struct Checkpoint {
     pub(crate) raw: Arc<dyn MetaStore>,
     pub(crate) journal: Arc<Journal>,
+    pub(crate) cells: Arc<CellStoreImpl>,
     pub(crate) metalog_dir: Arc<LogDir>,
     pub(crate) progress: Arc<Progress>,
     pub(crate) held: Mutex<Kept>,
@@ -60,8 +62,17 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Writes one mostly dead journal file anew, if there is one; the next checkpoint deletes it. Returns whether.
+    /// Writes one mostly dead journal file and one mostly dead pack anew, if there are such; the next checkpoint deletes
+    /// the journal file. Returns whether there was one.
     pub(crate) fn compact(&self) -> Result<bool, JournalError> {
+        let pack = self.cells.compact().unwrap_or_else(|error| {
+            tracing::warn!(%error, "a mostly dead pack stays");
+            false
+        });
+        Ok(self.compact_journal()? || pack)
+    }
+
+    fn compact_journal(&self) -> Result<bool, JournalError> {
         let mut held = lock(&self.held);
         let before = held.mark.journal.file;
         match self.journal.compact_one(before, &mut held.stuck) {
@@ -173,7 +184,7 @@ impl Checkpointer {
                     return;
                 }
                 if let Err(error) = checkpoint.compact() {
-                    tracing::warn!(%error, "a mostly dead journal file stays");
+                    tracing::warn!(%error, "nothing compacted");
                 }
             }
         })?;

@@ -78,6 +78,10 @@ names! {
     PACKS_AFTER_INDEX = "packs.after_index";
     /// After cells left the index, before their bytes are reclaimed.
     PACKS_BEFORE_RECLAIM = "packs.before_reclaim";
+    /// Before cells of a mostly dead pack are written anew.
+    PACKS_BEFORE_COMPACT = "packs.before_compact";
+    /// After they are indexed where they are now, before their old places are wiped.
+    PACKS_BEFORE_WIPE = "packs.before_wipe";
     /// Before a pack is moved to the quarantine folder.
     PACKS_BEFORE_QUARANTINE = "packs.before_quarantine";
 }

@@ -38,7 +38,7 @@ pub struct RecoveryReport {
     pub cells: u64,
     /// Cells found in packs that the index had missed.
     pub cells_recovered: u64,
-    /// Index entries of cells whose pack is gone.
+    /// Index entries of cells whose pack is gone, or ends before they do.
     pub cells_dropped: u64,
     /// Milliseconds the open took.
     pub ms: u64,

@@ -30,7 +30,7 @@ pub(crate) struct Inner {
     pub(crate) journal: Arc<Journal>,
     pub(crate) meta: Arc<DurableMeta>,
     pub(crate) segments: SegmentStore,
-    pub(crate) cells: CellStoreImpl,
+    pub(crate) cells: Arc<CellStoreImpl>,
     pub(crate) leases: LeaseStore,
     pub(crate) report: RecoveryReport,
     pub(crate) poison: Poison,
@@ -107,8 +107,9 @@ impl Store {
         self.inner.checkpoint.run().map_err(StoreError::Checkpoint)
     }
 
-    /// Writes the live records of one mostly dead journal file anew, if there is one, as happens by itself after a
-    /// checkpoint. The file goes with the checkpoint after that. Returns whether there was one.
+    /// Writes what is live in one mostly dead journal file and in one mostly dead pack anew, where there are such, as
+    /// happens by itself after a checkpoint. The journal file goes with the checkpoint after that, the pack at once.
+    /// Returns whether there was one.
     ///
     /// # Errors
     /// [`JournalError`].

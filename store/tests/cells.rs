@@ -245,6 +245,31 @@ fn cut_and_missing_packs_are_misses() {
 }
 
 #[test]
+fn an_open_checks_the_index_against_packs() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || Store::open(dir.path(), options(MetaKind::Sled)).unwrap();
+    let store = open();
+    for n in 0..3 {
+        store.cells().put(&[cell(n, &[n as u8; 10_000])]).unwrap();
+    }
+    let cut = store.cells().locate(&[cell_id(1)])[0].unwrap();
+    store.close().unwrap();
+    let path = packs(&RealDisk, dir.path()).pop().unwrap();
+    // While nobody watched, the last cell was cut off, and the one before it in the middle.
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(cut.offset + 5000).unwrap();
+    let store = open();
+    assert_eq!((store.recovery().cells_dropped, store.recovery().cells), (2, 1));
+    assert_eq!([0, 1, 2].map(|n| store.cells().contains(&cell_id(n))), [true, false, false]);
+    assert_eq!(store.cells().get(&cell_id(0), &CONTRACT).unwrap(), [0; 10_000]);
+    // They can be saved anew, and the index on disk has forgotten where they were.
+    assert_eq!(store.cells().put(&[cell(2, &[2; 10_000])]).unwrap().stored, [cell_id(2)]);
+    store.close().unwrap();
+    let store = open();
+    assert_eq!((store.recovery().cells_dropped, store.recovery().cells), (0, 2));
+    assert_eq!(store.cells().get(&cell_id(2), &CONTRACT).unwrap(), [2; 10_000]);
+}
+
+#[test]
 fn the_index_is_rebuilt_from_headers() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path(), options(MetaKind::Sled)).unwrap();

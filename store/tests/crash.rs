@@ -120,6 +120,16 @@ fn script(store: &Store) {
         assert!(put_cell(store, 700));
         store.cells().remove(&[cell_id(700)]).unwrap();
     }
+    // Packs of which little is left, behind them one that is written.
+    let packed = 100_000 + 100 * from;
+    for n in packed..packed + 40 {
+        assert!(put_cell(store, n));
+    }
+    let (kept, dropped): (Vec<u64>, Vec<u64>) = (packed..packed + 40).partition(|n| n % 8 == 0);
+    let dropped: Vec<_> = dropped.into_iter().map(cell_id).collect();
+    assert_eq!(store.cells().remove(&dropped).unwrap().removed.len(), dropped.len());
+    kept.into_iter().for_each(|n| acknowledge("cell", "w0", n));
+    while store.cells().compact().unwrap() {}
     // Files that hold nothing else.
     for _ in 0..40 {
         store.journal().append("tmp0", "x", vec![0; 1500]).unwrap().ticket.wait().unwrap();

@@ -79,12 +79,15 @@ pub(super) async fn metrics(State(app): State<App>) -> Result<impl IntoResponse,
     text.family("kv_bytes", "gauge", "Bytes of KV by tier.");
     let page_bytes = info.device.page_bytes;
     text.sample("kv_bytes", &[("tier", "device")], total.saturating_sub(free) * page_bytes);
+    text.sample("kv_bytes", &[("tier", "host")], info.host.bytes);
     text.sample("kv_bytes", &[("tier", "disk")], info.disk.bytes);
     text.family("kv_quota_bytes", "gauge", "Most bytes of KV by tier.");
     text.sample("kv_quota_bytes", &[("tier", "device")], total * page_bytes);
+    text.sample("kv_quota_bytes", &[("tier", "host")], info.host.budget);
     text.sample("kv_quota_bytes", &[("tier", "disk")], info.disk.quota);
-    text.family("kv_cells", "gauge", "Cells on disk.");
-    text.sample("kv_cells", &[], info.disk.cells);
+    text.family("kv_cells", "gauge", "Saved cells by tier.");
+    text.sample("kv_cells", &[("tier", "host")], info.host.cells);
+    text.sample("kv_cells", &[("tier", "disk")], info.disk.cells);
     text.family(
         "tokens_total",
         "counter",

@@ -16,7 +16,8 @@ use crate::models::Tokenizer;
 use crate::restore::plan::RestoreMode;
 use crate::restore::report::RestoreReport;
 use crate::scheduler::{
-    GenerationEvent, GenerationRequest, KvObserver, KvTransition, Scheduler, SchedulerOptions, Speculation,
+    GenerationEvent, GenerationRequest, HostControl, KvObserver, KvTransition, Scheduler, SchedulerOptions,
+    Speculation,
 };
 
 struct Unobserved;
@@ -54,6 +55,8 @@ pub(super) fn measure<B: Backend>(
             save_when_idle: false,
             speculation: Speculation::Off,
             share_prefixes: false,
+            host_budget_bytes: 0,
+            host_control: HostControl::default(),
             step_seconds: 1.0,
         };
         let clock = Arc::new(store::SystemClock::default());

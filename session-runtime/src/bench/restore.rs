@@ -34,6 +34,8 @@ pub(super) async fn run(setup: &Setup, tell: &mut (dyn FnMut(Figure) + Send)) ->
                 data_dir: directory.clone(),
                 model: name.clone(),
                 device_budget_bytes: 1 << 30,
+                // The planner is measured against the disk alone.
+                host_budget_bytes: 0,
                 context_length: tokens + BESIDE,
                 share_prefixes: false,
                 ..setup.config.clone()

@@ -47,6 +47,9 @@ pub(super) struct Options {
     /// Memory for KV, such as 256MiB [default: 1GiB]
     #[arg(long, global = true, value_name = "BYTES")]
     device_budget: Option<Bytes>,
+    /// Host memory for saved KV, from where it comes back sooner than from disk; 0 keeps none there [default: 256MiB]
+    #[arg(long, global = true, value_name = "BYTES")]
+    host_budget: Option<Bytes>,
     /// Disk space for saved KV, such as 4GiB [default: 16GiB]
     #[arg(long, global = true, value_name = "BYTES")]
     disk_quota: Option<Bytes>,
@@ -57,9 +60,12 @@ pub(super) struct Options {
     /// lowest layers recomputed, the others loaded) [default: planned]
     #[arg(long, global = true, value_name = "MODE")]
     restore: Option<RestoreMode>,
-    /// Slows reads of saved KV to this many bytes per second
+    /// Slows reads of saved KV on disk to this many bytes per second
     #[arg(long, global = true, value_name = "BYTES")]
     throttle_disk: Option<Bytes>,
+    /// Slows reads of saved KV in host memory to this many bytes per second
+    #[arg(long, global = true, value_name = "BYTES")]
+    throttle_host: Option<Bytes>,
     /// Directory of agents and tools (NAME.wasm); may be repeated [default: guests beside the program, in the folder
     /// above it, and in the data directory]
     #[arg(long, global = true, value_name = "DIR")]
@@ -128,6 +134,9 @@ impl Options {
         if let Some(Bytes(bytes)) = self.device_budget {
             config.device_budget_bytes = bytes;
         }
+        if let Some(Bytes(bytes)) = self.host_budget {
+            config.host_budget_bytes = bytes;
+        }
         if let Some(Bytes(bytes)) = self.disk_quota {
             config.disk_quota_bytes = bytes;
         }
@@ -137,12 +146,16 @@ impl Options {
         if let Some(mode) = self.restore {
             config.restore_mode = mode;
         }
-        if let Some(Bytes(bytes)) = self.throttle_disk {
-            if bytes == 0 {
-                return Err(Failure::usage("--throttle-disk must be at least one byte per second"));
-            }
-            config.throttle.bytes_per_s = Some(bytes);
-        }
+        config.throttle.bytes_per_s = rate("--throttle-disk", self.throttle_disk)?;
+        config.host_throttle.bytes_per_s = rate("--throttle-host", self.throttle_host)?;
         Ok(config)
+    }
+}
+
+/// The rate that an option gives.
+fn rate(option: &str, bytes: Option<Bytes>) -> Outcome<Option<u64>> {
+    match bytes {
+        Some(Bytes(0)) => Err(Failure::usage(format!("{option} must be at least one byte per second"))),
+        other => Ok(other.map(|Bytes(bytes)| bytes)),
     }
 }

@@ -131,8 +131,9 @@ fn list(client: &Client, json: bool) -> Outcome {
         eprintln!("no sessions yet: `session-runtime run \"hello\"` makes one");
         return Ok(());
     }
-    let mut table =
-        Table::new(&["SESSION", "STATUS", "KV", "TOKENS", "RESIDENT", "SAVED", "TURNS", "AGENT", "TITLE"]);
+    let mut table = Table::new(&[
+        "SESSION", "STATUS", "KV", "TOKENS", "RESIDENT", "HOST", "SAVED", "TURNS", "AGENT", "TITLE",
+    ]);
     for session in &sessions {
         let columns = [
             "id",
@@ -140,6 +141,7 @@ fn list(client: &Client, json: bool) -> Outcome {
             "kv.state",
             "tokens",
             "kv.resident_tokens",
+            "kv.host_tokens",
             "kv.saved_tokens",
             "turns",
             "spec.agent",
@@ -159,18 +161,19 @@ fn show(client: &Client, id: &str, json: bool) -> Outcome {
         return print_line(format_args!("{:#}", all));
     }
     let bytes = Bytes(session["kv"]["device_bytes"].as_u64().unwrap_or(0));
+    let in_host = Bytes(session["kv"]["host_bytes"].as_u64().unwrap_or(0));
     print_line(format_args!("session   {}", text(&session, "id")))?;
     print_line(format_args!("status    {}", text(&session, "status")))?;
-    print_line(format_args!("model     {}", text(&session, "model")))?;
     print_line(format_args!("model     {}", text(&session, "model")))?;
     print_line(format_args!("agent     {}", text(&session, "spec.agent")))?;
     print_line(format_args!("tools     {}", text(&session, "spec.tools")))?;
     print_line(format_args!("parent    {}", text(&session, "parent")))?;
     print_line(format_args!(
-        "kv        {}: {} tokens, {} on the device ({bytes}), {} on disk",
+        "kv        {}: {} tokens, {} on the device ({bytes}), {} in host memory ({in_host}), {} on disk",
         text(&session, "kv.state"),
         text(&session, "tokens"),
         text(&session, "kv.resident_tokens"),
+        text(&session, "kv.host_tokens"),
         text(&session, "kv.saved_tokens")
     ))?;
     print_line(format_args!(

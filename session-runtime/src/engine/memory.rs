@@ -49,8 +49,8 @@ fn activation_bytes(model: &LoadedModel, options: EngineOptions) -> u64 {
     rows.saturating_add(logits).saturating_add(rope).saturating_mul(4)
 }
 
-/// Bytes this process may still take: what the system has, and what its control group leaves.
-fn available() -> Option<u64> {
+/// Bytes this process may still take: what the system has, and what its control group leaves; `None`: not known.
+pub fn available() -> Option<u64> {
     let system = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| memory_available(&text));
     [system, group_available()].into_iter().flatten().min()
 }

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use kernels::backend::{Backend, KvType};
 
 pub use forward::{Engine, LogitRows, SequenceRows, Tables};
+pub use memory::available as memory_available;
 pub use weights::{Weights, pool_spec};
 
 use crate::error::Error;

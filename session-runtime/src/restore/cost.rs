@@ -1,4 +1,4 @@
-//! Measured costs: seconds of compute per (token, layer), bandwidth and latency of a tier.
+//! Measured costs: seconds of compute per (token, layer), bandwidth and latency of each tier.
 //!
 //! Nothing is assumed for long: the first steps and the first transfers replace the starting values, and
 //! what was measured is kept for the next start.
@@ -6,13 +6,22 @@
 use kernels::backend::PAGE_TOKENS;
 use serde::{Deserialize, Serialize};
 
-/// Both costs of one machine, model and tier.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+/// The costs of one machine and model.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Costs {
     /// Of computing.
     pub compute: ComputeCost,
-    /// Of loading.
+    /// Of loading from disk.
     pub load: LoadCost,
+    /// Of loading from host memory. Costs that were kept before there was a host tier lack it.
+    #[serde(default = "LoadCost::of_memory")]
+    pub host: LoadCost,
+}
+
+impl Default for Costs {
+    fn default() -> Self {
+        Self { compute: ComputeCost::default(), load: LoadCost::default(), host: LoadCost::of_memory() }
+    }
 }
 
 /// Seconds of a step over `rows` rows in `layers` layers at a mean context of `context` tokens:
@@ -97,6 +106,11 @@ impl Default for LoadCost {
 }
 
 impl LoadCost {
+    /// What memory costs before it is measured: one thread that checks and copies.
+    pub fn of_memory() -> Self {
+        Self { latency: 0.0, bytes_per_second: 2e9, samples: 0 }
+    }
+
     /// Learns from one request of `bytes` that took `seconds` of the tier's own time.
     pub fn observe(&mut self, bytes: usize, seconds: f64) {
         if bytes == 0 || !seconds.is_finite() || seconds <= 0.0 {
@@ -160,6 +174,14 @@ mod tests {
         let cost = LoadCost::default();
         assert_eq!(cost.limited(Some(1_000_000)).seconds(0, 2_000_000), 2.0);
         assert_eq!(cost.limited(None).seconds(3, 1000), cost.seconds(3, 1000));
+    }
+
+    #[test]
+    fn costs_kept_before_there_was_a_host_tier_are_read() {
+        let mut kept = serde_json::to_value(Costs::default()).unwrap();
+        kept.as_object_mut().unwrap().remove("host");
+        let read: Costs = serde_json::from_value(kept).unwrap();
+        assert_eq!(read.host.seconds(5, 4_000_000_000), 2.0, "what memory costs before it is measured");
     }
 
     #[test]

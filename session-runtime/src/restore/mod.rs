@@ -6,3 +6,4 @@ pub mod cost;
 pub mod plan;
 pub mod progress;
 pub mod report;
+pub mod source;

@@ -3,7 +3,8 @@
 //!
 //! Compute advances from the first chunk, loads walk from the last one, until they meet (the two
 //! pointers of CacheFlow, arXiv 2604.25080, section 4, over chunks and, in the chunk where they meet,
-//! over layers). The plan is where they are predicted to meet.
+//! over layers). The plan is where they are predicted to meet. The tiers bring their cells side by side, so that a plan takes
+//! as long as the slowest of compute, host and disk; chunks that only a fast tier has to bring are left to it.
 //!
 //! Layers with a window keep the last tokens only, so cells of early chunks are not needed in them, unless a later
 //! chunk is recomputed: then the tokens just before it are. Where that can happen, cuts never rise with the chunk:
@@ -13,6 +14,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::cost::{ComputeCost, LoadCost};
+use super::source::{Amount, PerSource, Source};
 
 /// The least part of the time that doing both at once must save. What a mix saves is a prediction, and compute and loads
 /// get in each other's way: where one of them is far slower, the other alone is the better plan.
@@ -72,8 +74,8 @@ pub struct ChunkFacts {
     pub start: usize,
     /// Its tokens.
     pub tokens: usize,
-    /// Per layer, whether a usable cell is on the tier.
-    pub saved: Vec<bool>,
+    /// Per layer, the best tier that has a usable cell.
+    pub saved: Vec<Option<Source>>,
     /// Per layer, whether the cell must be on the device at the end.
     pub needed: Vec<bool>,
 }
@@ -82,13 +84,22 @@ impl ChunkFacts {
     /// The lowest cut the saved cells allow: every layer from it up is saved, or not needed.
     pub fn lowest_cut(&self) -> u32 {
         let cells = self.saved.iter().zip(&self.needed).rev();
-        let loadable = cells.take_while(|(saved, needed)| **saved || !**needed).count();
+        let loadable = cells.take_while(|(saved, needed)| saved.is_some() || !**needed).count();
         (self.saved.len() - loadable) as u32
     }
 
-    /// Cells that are loaded with this cut.
-    pub fn loads(&self, cut: u32) -> usize {
-        self.needed.iter().skip(cut as usize).filter(|needed| **needed).count()
+    /// The tier that the cell of a layer comes from; `None` without one, or where the cell is not needed.
+    pub fn source(&self, layer: usize) -> Option<Source> {
+        if self.needed[layer] { self.saved[layer] } else { None }
+    }
+
+    /// Cells that are loaded with this cut, where they have `token_bytes` bytes a token.
+    pub fn loads(&self, cut: u32, token_bytes: usize) -> PerSource<Amount> {
+        let mut loads = PerSource::default();
+        for source in (cut as usize..self.saved.len()).filter_map(|layer| self.source(layer)) {
+            loads.add(source, 1, self.tokens * token_bytes);
+        }
+        loads
     }
 
     /// Whether every needed cell is saved.
@@ -108,6 +119,78 @@ pub struct RestorePlan {
     pub recompute_seconds: f64,
 }
 
+/// What planning goes by.
+struct Pricing<'a> {
+    chunks: &'a [ChunkFacts],
+    layers: u32,
+    token_bytes: usize,
+    compute: &'a ComputeCost,
+    load: &'a PerSource<LoadCost>,
+}
+
+/// What a plan asks of compute, in seconds, and of each tier.
+#[derive(Clone, Copy)]
+struct Work {
+    compute: f64,
+    load: PerSource<Amount>,
+}
+
+impl Pricing<'_> {
+    fn compute_seconds(&self, chunk: &ChunkFacts, cut: u32) -> f64 {
+        let context = chunk.start as f64 + chunk.tokens as f64 / 2.0;
+        self.compute.seconds(chunk.tokens, cut as usize, context)
+    }
+
+    fn work(&self, cuts: &[u32]) -> Work {
+        let mut work = Work { compute: 0.0, load: PerSource::default() };
+        for (chunk, cut) in self.chunks.iter().zip(cuts) {
+            work.compute += self.compute_seconds(chunk, *cut);
+            let loads = chunk.loads(*cut, self.token_bytes);
+            for source in Source::ALL {
+                work.load.add(source, loads[source].cells, chunk.tokens * self.token_bytes);
+            }
+        }
+        work
+    }
+
+    /// Seconds with everything overlapped.
+    fn seconds(&self, work: &Work) -> f64 {
+        work.compute.max(self.load.seconds(&work.load))
+    }
+
+    fn lowest(&self) -> Vec<u32> {
+        self.chunks.iter().map(ChunkFacts::lowest_cut).collect()
+    }
+
+    /// Walks the front (recompute) forward, chunk by chunk, each to the cut at which everything is predicted to end
+    /// soonest, starting from everything loaded that can be. It stops in the chunk where compute and the disk meet.
+    fn meeting_point(&self) -> Vec<u32> {
+        let mut cuts = self.lowest();
+        let mut work = self.work(&cuts);
+        for (chunk, cut) in self.chunks.iter().zip(&mut cuts) {
+            let cell_bytes = chunk.tokens * self.token_bytes;
+            let (lowest, compute) = (*cut, work.compute - self.compute_seconds(chunk, *cut));
+            let mut best = (self.seconds(&work), work);
+            for next in lowest + 1..=self.layers {
+                if let Some(source) = chunk.source(next as usize - 1) {
+                    work.load.take(source, 1, cell_bytes);
+                }
+                work.compute = compute + self.compute_seconds(chunk, next);
+                let seconds = self.seconds(&work);
+                if seconds < best.0 {
+                    best = (seconds, work);
+                    *cut = next;
+                }
+            }
+            work = best.1;
+            if *cut < self.layers && chunk.loads(*cut, self.token_bytes).disk.cells > 0 {
+                return cuts;
+            }
+        }
+        cuts
+    }
+}
+
 /// Plans a restore of `chunks` in a model of `layers` layers whose cells have `token_bytes` bytes a token.
 pub fn plan(
     mode: RestoreMode,
@@ -115,21 +198,12 @@ pub fn plan(
     layers: u32,
     token_bytes: usize,
     compute: &ComputeCost,
-    load: &LoadCost,
+    load: &PerSource<LoadCost>,
 ) -> RestorePlan {
-    let compute_seconds = |chunk: &ChunkFacts, cut: u32| {
-        compute.seconds(chunk.tokens, cut as usize, chunk.start as f64 + chunk.tokens as f64 / 2.0)
-    };
-    let load_seconds = |chunk: &ChunkFacts, cut: u32| {
-        let cells = chunk.loads(cut);
-        load.seconds(cells, cells * chunk.tokens * token_bytes)
-    };
-    let total = |cost: &dyn Fn(&ChunkFacts, u32) -> f64, cuts: &[u32]| -> f64 {
-        chunks.iter().zip(cuts).map(|(chunk, cut)| cost(chunk, *cut)).sum()
-    };
-    let both = |cuts: &[u32]| total(&compute_seconds, cuts).max(total(&load_seconds, cuts));
+    let pricing = Pricing { chunks, layers, token_bytes, compute, load };
+    let seconds = |cuts: &[u32]| pricing.seconds(&pricing.work(cuts));
     let mut cuts = match mode {
-        RestoreMode::Load => chunks.iter().map(ChunkFacts::lowest_cut).collect(),
+        RestoreMode::Load => pricing.lowest(),
         RestoreMode::Recompute => vec![layers; chunks.len()],
         RestoreMode::Cut(cut) => chunks.iter().map(|chunk| cut.min(layers).max(chunk.lowest_cut())).collect(),
         RestoreMode::Alternate => chunks
@@ -138,11 +212,10 @@ pub fn plan(
             .map(|(index, chunk)| if index % 2 == 0 { layers } else { chunk.lowest_cut() })
             .collect(),
         RestoreMode::Planned => {
-            let pure = [chunks.iter().map(ChunkFacts::lowest_cut).collect(), vec![layers; chunks.len()]];
-            let [load, recompute] = pure;
-            let better = if both(&load) <= both(&recompute) { load } else { recompute };
-            let mixed = meeting_point(chunks, layers, &compute_seconds, &load_seconds);
-            if both(&mixed) <= both(&better) * (1.0 - LEAST_GAIN) { mixed } else { better }
+            let (load, recompute) = (pricing.lowest(), vec![layers; chunks.len()]);
+            let better = if seconds(&load) <= seconds(&recompute) { load } else { recompute };
+            let mixed = pricing.meeting_point();
+            if seconds(&mixed) <= seconds(&better) * (1.0 - LEAST_GAIN) { mixed } else { better }
         }
     };
     if chunks.iter().any(|chunk| chunk.needed.contains(&false)) {
@@ -150,34 +223,8 @@ pub fn plan(
             cuts[index - 1] = cuts[index - 1].max(cuts[index]);
         }
     }
-    let seconds = both(&cuts);
-    let recompute_seconds = total(&compute_seconds, &vec![layers; chunks.len()]);
-    RestorePlan { cuts, seconds, recompute_seconds }
-}
-
-/// Walks the front (recompute) forward one layer of one chunk at a time while that lowers the larger of
-/// the two totals, starting from everything loaded that can be.
-fn meeting_point(
-    chunks: &[ChunkFacts],
-    layers: u32,
-    compute_seconds: &dyn Fn(&ChunkFacts, u32) -> f64,
-    load_seconds: &dyn Fn(&ChunkFacts, u32) -> f64,
-) -> Vec<u32> {
-    let mut cuts: Vec<u32> = chunks.iter().map(ChunkFacts::lowest_cut).collect();
-    let mut compute: f64 = chunks.iter().zip(&cuts).map(|(chunk, cut)| compute_seconds(chunk, *cut)).sum();
-    let mut load: f64 = chunks.iter().zip(&cuts).map(|(chunk, cut)| load_seconds(chunk, *cut)).sum();
-    for (chunk, cut) in chunks.iter().zip(&mut cuts) {
-        while *cut < layers {
-            let next_compute = compute - compute_seconds(chunk, *cut) + compute_seconds(chunk, *cut + 1);
-            let next_load = load - load_seconds(chunk, *cut) + load_seconds(chunk, *cut + 1);
-            if next_compute.max(next_load) >= compute.max(load) {
-                return cuts;
-            }
-            (compute, load) = (next_compute, next_load);
-            *cut += 1;
-        }
-    }
-    cuts
+    let recompute_seconds = pricing.work(&vec![layers; chunks.len()]).compute;
+    RestorePlan { seconds: seconds(&cuts), cuts, recompute_seconds }
 }
 
 #[cfg(test)]
@@ -190,18 +237,29 @@ mod tests {
     fn facts(count: usize) -> Vec<ChunkFacts> {
         (0..count)
             .map(|index| {
-                let all = vec![true; LAYERS as usize];
-                ChunkFacts { start: index * 64, tokens: 64, saved: all.clone(), needed: all }
+                let (saved, needed) =
+                    (vec![Some(Source::Disk); LAYERS as usize], vec![true; LAYERS as usize]);
+                ChunkFacts { start: index * 64, tokens: 64, saved, needed }
             })
             .collect()
     }
 
-    /// Costs at which computing a (token, layer) takes `compute` seconds and loading one `load` seconds.
-    fn costs(compute: f64, load: f64) -> (ComputeCost, LoadCost) {
-        let (mut computing, mut loading) = (ComputeCost::default(), LoadCost::default());
+    /// Costs at which computing a (token, layer) takes `compute` seconds and loading one from disk `load` seconds, from
+    /// host a hundredth of that.
+    fn costs(compute: f64, load: f64) -> (ComputeCost, PerSource<LoadCost>) {
+        let mut computing = ComputeCost::default();
         computing.observe(64, 1, 32.0, 64.0 * compute);
-        loading.observe(64 * TOKEN_BYTES, 64.0 * load);
-        (computing, loading)
+        let loading = |load: f64| {
+            let mut cost = LoadCost::default();
+            cost.observe(64 * TOKEN_BYTES, 64.0 * load);
+            cost
+        };
+        (computing, PerSource { host: loading(load / 100.0), disk: loading(load) })
+    }
+
+    /// The tier that brings every cell of a chunk.
+    fn held_by(chunk: &mut ChunkFacts, source: Source) {
+        chunk.saved.fill(Some(source));
     }
 
     #[test]
@@ -241,10 +299,45 @@ mod tests {
     }
 
     #[test]
+    fn chunks_in_host_memory_are_loaded_and_only_those_on_disk_are_weighed() {
+        // The disk takes as long as compute. Of sixty chunks it has every third.
+        let (compute, load) = costs(1e-5, 1e-5);
+        let mut chunks = facts(60);
+        for (_, chunk) in chunks.iter_mut().enumerate().filter(|(index, _)| index % 3 != 0) {
+            held_by(chunk, Source::Host);
+        }
+        let planned = plan(RestoreMode::Planned, &chunks, LAYERS, TOKEN_BYTES, &compute, &load);
+        for (index, cut) in planned.cuts.iter().enumerate() {
+            let in_host = index % 3 != 0;
+            assert!(!in_host || *cut == 0, "{index}: {:?}", planned.cuts);
+            // Ten of the disk's twenty are computed while it brings the others.
+            assert!(in_host || !(3..27).contains(&index) || *cut == LAYERS, "{:?}", planned.cuts);
+            assert!(in_host || !(33..).contains(&index) || *cut == 0, "{:?}", planned.cuts);
+        }
+        let half = 10.0 * 64.0 * f64::from(LAYERS) * 1e-5;
+        assert!((planned.seconds / half - 1.0).abs() < 0.02, "{} against {half}", planned.seconds);
+    }
+
+    #[test]
+    fn the_cost_of_each_tier_is_its_own() {
+        let (compute, load) = costs(1.0, 1e-5);
+        let mut chunks = facts(4);
+        let seconds = |chunks: &[ChunkFacts]| {
+            plan(RestoreMode::Load, chunks, LAYERS, TOKEN_BYTES, &compute, &load).seconds
+        };
+        let chunk = 64.0 * f64::from(LAYERS) * 1e-5;
+        for (in_host, expected) in [(0, 4.0 * chunk), (1, 3.0 * chunk), (4, 4.0 * chunk / 100.0)] {
+            chunks.iter_mut().take(in_host).for_each(|chunk| held_by(chunk, Source::Host));
+            let predicted = seconds(&chunks);
+            assert!((predicted / expected - 1.0).abs() < 0.01, "{in_host}: {predicted} for {expected}");
+        }
+    }
+
+    #[test]
     fn layers_that_were_not_saved_are_recomputed_in_every_mode() {
         let (compute, load) = costs(1e-3, 1e-9);
         let mut chunks = facts(3);
-        chunks[1].saved[5] = false;
+        chunks[1].saved[5] = None;
         for mode in [RestoreMode::Planned, RestoreMode::Load, RestoreMode::Cut(2), RestoreMode::Alternate] {
             let planned = plan(mode, &chunks, LAYERS, TOKEN_BYTES, &compute, &load);
             assert!(planned.cuts[1] >= 6, "{mode}: {:?}", planned.cuts);
@@ -257,19 +350,19 @@ mod tests {
         let mut chunks = facts(6);
         for chunk in &mut chunks[..4] {
             for layer in (0..LAYERS as usize).filter(|layer| layer % 6 != 5) {
-                (chunk.needed[layer], chunk.saved[layer]) = (false, false);
+                (chunk.needed[layer], chunk.saved[layer]) = (false, None);
             }
         }
         let planned =
             |mode, chunks: &[ChunkFacts]| plan(mode, chunks, LAYERS, TOKEN_BYTES, &compute, &load).cuts;
         assert_eq!(planned(RestoreMode::Load, &chunks), [0; 6]);
-        assert_eq!(chunks[0].loads(0), 4, "one layer of six attends to all tokens");
+        assert_eq!(chunks[0].loads(0, 1).disk.cells, 4, "one layer of six attends to all tokens");
         for mode in [RestoreMode::Planned, RestoreMode::Alternate, RestoreMode::Cut(7)] {
             let cuts = planned(mode, &chunks);
             assert!(cuts.is_sorted_by(|before, after| before >= after), "{mode}: {cuts:?}");
         }
         // A needed cell that is gone can only be recomputed from the first chunk on.
-        chunks[5].saved[3] = false;
+        chunks[5].saved[3] = None;
         assert!(planned(RestoreMode::Load, &chunks).iter().all(|cut| *cut >= 4));
     }
 

@@ -10,19 +10,23 @@
 
 use super::plan::{ChunkFacts, LEAST_GAIN, RestoreMode};
 use super::report::RestoreReport;
+use super::source::{Amount, PerSource, Source};
 
-/// Bytes of cells that may be under way from the tier at once, and the chunks that always may. A step of compute is not
-/// interrupted: what the tier has to do meanwhile must have been asked for before.
+/// Bytes of cells that may be under way from the disk at once, and the chunks that always may. A step of compute is not
+/// interrupted: what the disk has to do meanwhile must have been asked for before. Cells in host memory take no more of it
+/// for being asked for, so all of them are.
 const LOADING_BYTES: usize = 64 << 20;
 const LOADING_CHUNKS: usize = 2;
 
 /// What to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Ask the tier for cells of `chunk`.
+    /// Ask a tier for cells of `chunk`.
     Load {
         /// Index of the chunk.
         chunk: usize,
+        /// The tier.
+        source: Source,
         /// The layers, lowest first.
         layers: Vec<u32>,
     },
@@ -41,10 +45,11 @@ pub enum Action {
     Done,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Load {
     Unasked,
     Asked,
+    #[default]
     Ended,
 }
 
@@ -53,20 +58,42 @@ struct ChunkProgress {
     tokens: usize,
     cut: u32,
     computed: bool,
-    load: Load,
-    /// Whether every needed cell is saved and the tier was not asked for any yet.
+    load: PerSource<Load>,
+    /// Whether every needed cell is saved and no tier was asked for any yet.
     fresh: bool,
-    /// Per layer, whether the cell must be on the device at the end.
-    needed: Vec<bool>,
+    /// Per layer, the tier that the cell comes from; `None` where it need not be on the device at the end, or no tier has
+    /// it.
+    from: Vec<Option<Source>>,
 }
 
 impl ChunkProgress {
-    /// Layers whose cells are to be loaded, lowest first.
-    fn loads(&self) -> impl Iterator<Item = u32> + '_ {
+    /// Layers whose cells a tier is to bring, lowest first.
+    fn loads(&self, source: Source) -> impl Iterator<Item = u32> + '_ {
         (self.cut..)
-            .zip(self.needed.iter().skip(self.cut as usize))
-            .filter(|(_, needed)| **needed)
+            .zip(self.from.iter().skip(self.cut as usize))
+            .filter(move |(_, from)| **from == Some(source))
             .map(|(layer, _)| layer)
+    }
+
+    fn has_ended(&self) -> bool {
+        Source::ALL.iter().all(|source| self.load[*source] == Load::Ended)
+    }
+
+    /// Has nothing asked for any more that was not yet.
+    fn ask_no_more(&mut self) {
+        for source in Source::ALL {
+            if self.load[source] == Load::Unasked {
+                self.load[source] = Load::Ended;
+            }
+        }
+    }
+
+    /// Has what the cut leaves to the tiers asked for.
+    fn ask_anew(&mut self) {
+        for source in Source::ALL {
+            let none = self.loads(source).next().is_none();
+            self.load[source] = if none { Load::Ended } else { Load::Unasked };
+        }
     }
 }
 
@@ -74,8 +101,8 @@ impl ChunkProgress {
 pub struct Outlook<'a> {
     /// Compute every layer of the chunk with this index.
     pub compute_chunk: &'a dyn Fn(usize) -> f64,
-    /// Load what is still to come: cells, bytes.
-    pub load: &'a dyn Fn(usize, usize) -> f64,
+    /// Load what is still to come.
+    pub load: &'a dyn Fn(&PerSource<Amount>) -> f64,
     /// Since the last cell arrived, or since the first was asked for.
     pub stalled: f64,
 }
@@ -87,6 +114,7 @@ pub struct Progress {
     token_bytes: usize,
     forced: bool,
     chunks: Vec<ChunkProgress>,
+    /// Chunks asked of the disk that it has not answered for.
     in_flight: usize,
     /// Whether some layer does not keep every token.
     windows: bool,
@@ -114,20 +142,24 @@ impl Progress {
         let chunks = chunks
             .iter()
             .zip(cuts)
-            .map(|(chunk, cut)| ChunkProgress {
-                tokens: chunk.tokens,
-                cut: *cut,
-                computed: *cut == 0,
-                load: if chunk.loads(*cut) == 0 { Load::Ended } else { Load::Unasked },
-                fresh: chunk.is_saved(),
-                needed: chunk.needed.clone(),
+            .map(|(chunk, cut)| {
+                let mut state = ChunkProgress {
+                    tokens: chunk.tokens,
+                    cut: *cut,
+                    computed: *cut == 0,
+                    load: PerSource::default(),
+                    fresh: chunk.is_saved(),
+                    from: (0..layers as usize).map(|layer| chunk.source(layer)).collect(),
+                };
+                state.ask_anew();
+                state
             })
             .collect();
         Self { layers, token_bytes, forced, chunks, in_flight: 0, windows, frontier: 0, report }
     }
 
     fn complete(&self, chunk: &ChunkProgress) -> bool {
-        chunk.computed && (chunk.cut == self.layers || chunk.load == Load::Ended)
+        chunk.computed && (chunk.cut == self.layers || chunk.has_ended())
     }
 
     /// Whether every layer below `layers` of every chunk before `end` is on the device.
@@ -135,24 +167,28 @@ impl Progress {
         self.chunks[..end].iter().all(|chunk| self.complete(chunk) || (chunk.computed && chunk.cut >= layers))
     }
 
-    /// Bytes and cells still to come from the tier.
-    fn to_load(&self) -> (usize, usize) {
-        self.chunks.iter().filter(|chunk| chunk.load != Load::Ended).fold((0, 0), |(cells, bytes), chunk| {
-            let count = chunk.loads().count();
-            (cells + count, bytes + count * chunk.tokens * self.token_bytes)
-        })
+    /// What is still to come from each tier.
+    fn to_load(&self) -> PerSource<Amount> {
+        let mut left = PerSource::default();
+        for chunk in &self.chunks {
+            for source in Source::ALL.into_iter().filter(|source| chunk.load[*source] != Load::Ended) {
+                left.add(source, chunk.loads(source).count(), chunk.tokens * self.token_bytes);
+            }
+        }
+        left
     }
 
     /// The next thing to do. At most `chunks_max` chunks are computed at once.
     pub fn next(&mut self, chunks_max: usize, outlook: &Outlook<'_>) -> Action {
-        if let Some(chunk) = self.chunks.iter().rposition(|chunk| chunk.load == Load::Unasked)
-            && self.may_ask()
-        {
-            return self.ask(chunk);
+        if let Some(load) = self.next_load() {
+            return load;
         }
         if let Some(chunk) = self.sooner_loaded(outlook) {
             (self.chunks[chunk].cut, self.chunks[chunk].computed) = (0, true);
-            return self.ask(chunk);
+            self.chunks[chunk].ask_anew();
+            if let Some(load) = self.next_load() {
+                return load;
+            }
         }
         if let Some(action) = self.planned_compute(chunks_max) {
             return action;
@@ -165,9 +201,7 @@ impl Progress {
         for chunk in &mut self.chunks[front..front + overtaken] {
             chunk.cut = self.layers;
             chunk.computed = false;
-            if chunk.load == Load::Unasked {
-                chunk.load = Load::Ended;
-            }
+            chunk.ask_no_more();
         }
         if overtaken == 0 {
             return Action::Wait;
@@ -178,18 +212,28 @@ impl Progress {
         Action::Compute { chunk: front, chunks, layers: self.layers }
     }
 
-    /// Whether more may be under way.
+    /// Whether more may be under way from the disk.
     fn may_ask(&self) -> bool {
-        let asked = self.chunks.iter().filter(|chunk| chunk.load == Load::Asked);
-        let bytes: usize = asked.map(|chunk| chunk.loads().count() * chunk.tokens * self.token_bytes).sum();
+        let asked = self.chunks.iter().filter(|chunk| chunk.load.disk == Load::Asked);
+        let bytes: usize =
+            asked.map(|chunk| chunk.loads(Source::Disk).count() * chunk.tokens * self.token_bytes).sum();
         self.in_flight < LOADING_CHUNKS || bytes < LOADING_BYTES
     }
 
-    fn ask(&mut self, chunk: usize) -> Action {
-        self.in_flight += 1;
-        let state = &mut self.chunks[chunk];
-        (state.load, state.fresh) = (Load::Asked, false);
-        Action::Load { chunk, layers: state.loads().collect() }
+    /// The next cells to ask for, from the last chunk on; of the disk first, which brings them meanwhile.
+    fn next_load(&mut self) -> Option<Action> {
+        let may_ask = self.may_ask();
+        for source in [Source::Disk, Source::Host] {
+            if let Some(chunk) = self.chunks.iter().rposition(|chunk| chunk.load[source] == Load::Unasked)
+                && (may_ask || source == Source::Host)
+            {
+                self.in_flight += usize::from(source == Source::Disk);
+                let state = &mut self.chunks[chunk];
+                (state.load[source], state.fresh) = (Load::Asked, false);
+                return Some(Action::Load { chunk, source, layers: state.loads(source).collect() });
+            }
+        }
+        None
     }
 
     /// The last chunk that is to be recomputed, where the tier brings it before compute gets there.
@@ -204,9 +248,11 @@ impl Progress {
             return None;
         }
         let compute: f64 = (front..=last).map(|index| (outlook.compute_chunk)(index)).sum();
-        let (cells, bytes) = self.to_load();
-        let more = chunk.needed.iter().filter(|needed| **needed).count();
-        let load = (outlook.load)(cells + more, bytes + more * chunk.tokens * self.token_bytes);
+        let mut left = self.to_load();
+        for source in chunk.from.iter().flatten() {
+            left.add(*source, 1, chunk.tokens * self.token_bytes);
+        }
+        let load = (outlook.load)(&left);
         (load.max(outlook.stalled) < compute).then_some(last)
     }
 
@@ -240,9 +286,7 @@ impl Progress {
         for state in &mut self.chunks[first..=last] {
             state.cut = self.layers;
             state.computed = false;
-            if state.load == Load::Unasked {
-                state.load = Load::Ended;
-            }
+            state.ask_no_more();
         }
         self.frontier = self.frontier.min(first);
     }
@@ -253,8 +297,8 @@ impl Progress {
         if self.forced {
             return 0;
         }
-        let (mut cells, mut bytes) = self.to_load();
-        let waiting = (outlook.load)(cells, bytes).max(outlook.stalled);
+        let mut left = self.to_load();
+        let waiting = (outlook.load)(&left).max(outlook.stalled);
         let (mut compute, mut computing) = (0.0, 0.0);
         let mut count = 0;
         for (index, chunk) in self.chunks.iter().enumerate().skip(front) {
@@ -262,18 +306,16 @@ impl Progress {
                 break;
             }
             compute += (outlook.compute_chunk)(index);
-            if compute >= (outlook.load)(cells, bytes).max(outlook.stalled) {
+            if compute >= (outlook.load)(&left).max(outlook.stalled) {
                 break;
             }
-            if chunk.load != Load::Ended {
-                let left = chunk.loads().count();
-                cells -= left;
-                bytes -= left * chunk.tokens * self.token_bytes;
+            for source in Source::ALL.into_iter().filter(|source| chunk.load[*source] != Load::Ended) {
+                left.take(source, chunk.loads(source).count(), chunk.tokens * self.token_bytes);
             }
             computing = compute;
             count += 1;
         }
-        if computing.max((outlook.load)(cells, bytes)) > waiting * (1.0 - LEAST_GAIN) {
+        if computing.max((outlook.load)(&left)) > waiting * (1.0 - LEAST_GAIN) {
             return 0;
         }
         // Chunks that are there are computed again only to reach one that is not.
@@ -281,17 +323,18 @@ impl Progress {
         missing.map_or(0, |last| last + 1)
     }
 
-    /// Whether a chunk's cells are still wanted when they arrive.
-    pub fn wants(&self, chunk: usize) -> bool {
-        self.chunks[chunk].load == Load::Asked && self.chunks[chunk].cut < self.layers
+    /// The lowest layer whose cell is still wanted when a chunk's cells arrive from a tier; `None`: none is.
+    pub fn wants(&self, chunk: usize, source: Source) -> Option<u32> {
+        let state = &self.chunks[chunk];
+        (state.load[source] == Load::Asked && state.cut < self.layers).then_some(state.cut)
     }
 
-    /// Told that the tier answered for a chunk. `refused` are the layers it could not give, with reasons.
-    pub fn loaded(&mut self, chunk: usize, refused: &[(u32, String)]) {
-        self.in_flight -= 1;
-        let wanted = self.wants(chunk);
+    /// Told that a tier answered for a chunk. `refused` are the layers it could not give, with reasons.
+    pub fn loaded(&mut self, chunk: usize, source: Source, refused: &[(u32, String)]) {
+        self.in_flight -= usize::from(source == Source::Disk);
+        let wanted = self.wants(chunk, source).is_some();
         let state = &mut self.chunks[chunk];
-        state.load = Load::Ended;
+        state.load[source] = Load::Ended;
         if !wanted {
             return;
         }
@@ -303,8 +346,9 @@ impl Progress {
                 state.computed = false;
             }
         }
-        let cells = state.loads().count();
-        self.report.bytes_loaded += (cells * state.tokens * self.token_bytes) as u64;
+        let bytes = (state.loads(source).count() * state.tokens * self.token_bytes) as u64;
+        self.report.bytes_loaded += bytes;
+        self.report.of_tier(source).bytes += bytes;
         let reachable =
             self.chunks[..chunk].iter().all(|state| state.cut == self.layers) && self.frontier <= chunk + 1;
         if self.windows && self.chunks[chunk].cut > before && !reachable {
@@ -327,11 +371,17 @@ impl Progress {
         for chunk in &self.chunks {
             let tokens = chunk.tokens as u64;
             report.cells_recomputed += u64::from(chunk.cut);
-            let loaded = chunk.loads().count() as u64;
+            let cells = |source| chunk.loads(source).count() as u64;
+            let loaded: u64 = Source::ALL.into_iter().map(cells).sum();
             report.cells_loaded += loaded;
             report.cells_outside += u64::from(self.layers - chunk.cut) - loaded;
+            Source::ALL.into_iter().for_each(|source| report.of_tier(source).cells += cells(source));
             match chunk.cut {
-                0 => report.tokens_loaded += tokens,
+                0 => {
+                    report.tokens_loaded += tokens;
+                    let lowest = if cells(Source::Disk) > 0 { Source::Disk } else { Source::Host };
+                    report.of_tier(lowest).tokens += tokens;
+                }
                 cut if cut == self.layers => report.tokens_recomputed += tokens,
                 _ => report.tokens_mixed += tokens,
             }
@@ -344,216 +394,4 @@ impl Progress {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LAYERS: u32 = 4;
-
-    fn chunks(count: usize) -> Vec<ChunkFacts> {
-        let all = vec![true; LAYERS as usize];
-        let facts =
-            |index| ChunkFacts { start: index * 64, tokens: 64, saved: all.clone(), needed: all.clone() };
-        (0..count).map(facts).collect()
-    }
-
-    /// Chunks of which only the last is in the window of layers 0 and 2.
-    fn window_chunks(count: usize) -> Vec<ChunkFacts> {
-        let mut chunks = chunks(count);
-        for chunk in &mut chunks[..count - 1] {
-            chunk.needed = vec![false, true, false, true];
-        }
-        chunks
-    }
-
-    fn outlook<'a>(
-        compute: &'a dyn Fn(usize) -> f64,
-        load: &'a dyn Fn(usize, usize) -> f64,
-        stalled: f64,
-    ) -> Outlook<'a> {
-        Outlook { compute_chunk: compute, load, stalled }
-    }
-
-    /// Runs a restore with a tier that answers every request at once, refusing what `refuse` says.
-    fn run(progress: &mut Progress, refuse: impl Fn(usize) -> Vec<(u32, String)>) -> RestoreReport {
-        let (compute, load) = (|_: usize| 1.0, |_: usize, _: usize| 0.0);
-        for _ in 0..1000 {
-            match progress.next(2, &outlook(&compute, &load, 0.0)) {
-                Action::Load { chunk, .. } => progress.loaded(chunk, &refuse(chunk)),
-                Action::Compute { chunk, chunks, .. } => progress.computed(chunk, chunks, 0.5),
-                Action::Wait => panic!("nothing is under way"),
-                Action::Done => return progress.finish(0),
-            }
-        }
-        panic!("the restore does not end");
-    }
-
-    #[test]
-    fn i10_the_report_counts_every_cell_once() {
-        for cuts in [vec![0, 0, 0], vec![4, 4, 4], vec![4, 2, 0], vec![1, 0, 3]] {
-            let mut progress = Progress::new(&chunks(3), &cuts, LAYERS, 8, RestoreMode::Cut(0));
-            let report = run(&mut progress, |_| Vec::new());
-            assert_eq!(report.cells_loaded + report.cells_recomputed, 12, "{cuts:?}");
-            assert_eq!(report.cells_recomputed, cuts.iter().map(|cut| u64::from(*cut)).sum::<u64>());
-            assert_eq!(report.tokens, 192);
-        }
-    }
-
-    #[test]
-    fn i2_a_refused_cell_is_recomputed_with_the_layers_below_it() {
-        let mut progress = Progress::new(&chunks(3), &[0, 0, 0], LAYERS, 8, RestoreMode::Load);
-        let refuse = |chunk| if chunk == 1 { vec![(2, "corrupt".to_owned())] } else { Vec::new() };
-        let report = run(&mut progress, refuse);
-        assert_eq!((report.cells_recomputed, report.cells_loaded), (3, 9));
-        assert_eq!(report.tokens_mixed, 64);
-        assert_eq!(report.cells_refused(), 1);
-    }
-
-    #[test]
-    fn i4_a_stuck_tier_is_taken_over_chunk_by_chunk() {
-        let mut progress = Progress::new(&chunks(2), &[0, 0], LAYERS, 8, RestoreMode::Planned);
-        let (compute, load) = (|_: usize| 1.0, |_: usize, _: usize| 0.1);
-        let ask = |progress: &mut Progress, stalled| progress.next(4, &outlook(&compute, &load, stalled));
-        assert_eq!(ask(&mut progress, 0.0), Action::Load { chunk: 1, layers: vec![0, 1, 2, 3] });
-        assert_eq!(ask(&mut progress, 0.0), Action::Load { chunk: 0, layers: vec![0, 1, 2, 3] });
-        assert_eq!(ask(&mut progress, 0.5), Action::Wait);
-        assert_eq!(ask(&mut progress, 1.5), Action::Compute { chunk: 0, chunks: 1, layers: LAYERS });
-        progress.computed(0, 1, 1.0);
-        assert_eq!(ask(&mut progress, 2.5), Action::Compute { chunk: 1, chunks: 1, layers: LAYERS });
-        progress.computed(1, 1, 1.0);
-        assert_eq!(ask(&mut progress, 3.5), Action::Done);
-        progress.loaded(1, &[]);
-        let report = progress.finish(0);
-        assert_eq!((report.tokens_recomputed, report.tokens_loaded), (128, 0));
-    }
-
-    /// Seconds of a planned restore of forty chunks. Computing a chunk takes `compute` and loading one `load`; the costs that
-    /// the plan is made with are off by `error` each.
-    fn simulated(compute: f64, load: f64, error: [f64; 2]) -> f64 {
-        let (believed_compute, believed_load) = (compute * error[0], load * error[1]);
-        let cell = believed_load / f64::from(LAYERS);
-        let (computing, loading) =
-            (|_: usize| believed_compute, |cells: usize, _: usize| cells as f64 * cell);
-        let facts = chunks(40);
-        let front = (40.0 * believed_load / (believed_compute + believed_load)).round() as usize;
-        let cuts: Vec<u32> = (0..40).map(|index| if index < front { LAYERS } else { 0 }).collect();
-        let mut progress = Progress::new(&facts, &cuts, LAYERS, 1, RestoreMode::Planned);
-        let (mut now, mut free, mut arrived) = (0.0_f64, 0.0_f64, 0.0);
-        let mut under_way: Vec<(f64, usize)> = Vec::new();
-        for _ in 0..10_000 {
-            while under_way.first().is_some_and(|(end, _)| *end <= now) {
-                let (end, chunk) = under_way.remove(0);
-                arrived = end;
-                progress.loaded(chunk, &[]);
-            }
-            match progress.next(4, &outlook(&computing, &loading, now - arrived)) {
-                Action::Load { chunk, .. } => {
-                    free = free.max(now) + load;
-                    under_way.push((free, chunk));
-                }
-                Action::Compute { chunk, chunks, .. } => {
-                    now += compute * chunks as f64;
-                    progress.computed(chunk, chunks, compute);
-                }
-                Action::Wait => now = under_way[0].0,
-                Action::Done => return now,
-            }
-        }
-        panic!("the restore does not end");
-    }
-
-    #[test]
-    fn i4_where_compute_and_loads_meet_is_corrected_on_the_way() {
-        for (compute, load) in [(1.0, 1.0), (1.0, 0.3), (0.3, 1.0)] {
-            let bound = 40.0 * compute * load / (compute + load);
-            for error in [[1.0, 1.0], [0.5, 1.0], [2.0, 1.0], [1.0, 2.0], [1.0, 0.5]] {
-                let seconds = simulated(compute, load, error);
-                // A step of four chunks is not interrupted.
-                let most = bound * 1.2 + 4.0 * compute;
-                assert!(seconds <= most, "{compute} {load} {error:?}: {seconds} for {bound}");
-            }
-        }
-    }
-
-    #[test]
-    fn i8_cells_under_way_are_bounded() {
-        // Chunks of 40 MiB, and of 2 KiB.
-        for (token_bytes, asked) in [(160 << 10, LOADING_CHUNKS), (8, 10)] {
-            let mut progress = Progress::new(&chunks(10), &[0; 10], LAYERS, token_bytes, RestoreMode::Load);
-            let (compute, load) = (|_: usize| 1.0, |_: usize, _: usize| 1.0);
-            let mut next = || progress.next(4, &outlook(&compute, &load, 0.0));
-            for _ in 0..asked {
-                assert!(matches!(next(), Action::Load { .. }));
-            }
-            assert_eq!(next(), Action::Wait, "{token_bytes}");
-        }
-    }
-
-    #[test]
-    fn a_tier_that_is_nearly_done_is_waited_for() {
-        // Ten chunks at a tenth of a second each are still to come; computing one takes as long as nine loads, or as four.
-        for (seconds, taken) in [(0.9, 0), (0.4, 2)] {
-            let mut progress = Progress::new(&chunks(10), &[0; 10], LAYERS, 1, RestoreMode::Planned);
-            let (compute, load) = (|_: usize| seconds, |cells: usize, _: usize| cells as f64 * 0.025);
-            for _ in 0..10 {
-                assert!(matches!(progress.next(4, &outlook(&compute, &load, 0.0)), Action::Load { .. }));
-            }
-            match progress.next(4, &outlook(&compute, &load, 0.0)) {
-                Action::Wait => assert_eq!(taken, 0, "{seconds}"),
-                Action::Compute { chunks, .. } => assert_eq!(chunks, taken, "{seconds}"),
-                other => panic!("{other:?}"),
-            }
-        }
-    }
-
-    #[test]
-    fn only_needed_cells_of_window_layers_are_loaded() {
-        let mut progress = Progress::new(&window_chunks(4), &[0; 4], LAYERS, 8, RestoreMode::Load);
-        let report = run(&mut progress, |_| Vec::new());
-        assert_eq!((report.cells_loaded, report.cells_recomputed, report.cells_outside), (3 * 2 + 4, 0, 6));
-        assert_eq!(report.bytes_loaded, 10 * 64 * 8);
-    }
-
-    #[test]
-    fn i2_what_recompute_reads_in_a_window_is_recomputed_from_the_first_chunk() {
-        for (cuts, recomputed) in [([0, 0, 0, 0], 4 * 4), ([4, 4, 4, 1], 3 * 4 + 3)] {
-            let mut progress = Progress::new(&window_chunks(4), &cuts, LAYERS, 8, RestoreMode::Load);
-            let refuse = |chunk| if chunk == 3 { vec![(2, "corrupt".to_owned())] } else { Vec::new() };
-            let report = run(&mut progress, refuse);
-            assert_eq!(report.cells_recomputed, recomputed, "{cuts:?}");
-            assert_eq!(report.cells_recomputed + report.cells_loaded + report.cells_outside, 16);
-        }
-    }
-
-    #[test]
-    fn i4_a_stuck_tier_is_overtaken_in_a_model_with_windows() {
-        let mut progress = Progress::new(&window_chunks(6), &[0; 6], LAYERS, 8, RestoreMode::Planned);
-        let (compute, load) = (|_: usize| 1.0, |_: usize, _: usize| 0.1);
-        let mut ended = Vec::new();
-        for step in 0..100 {
-            match progress.next(4, &outlook(&compute, &load, f64::from(step))) {
-                // The tier gives the first two chunks it is asked for and then nothing.
-                Action::Load { chunk, .. } if chunk >= 4 => progress.loaded(chunk, &[]),
-                Action::Load { .. } | Action::Wait => {}
-                Action::Compute { chunk, chunks, layers } => {
-                    assert_eq!((chunk, layers), (ended.len(), LAYERS), "from the first chunk, in order");
-                    ended.extend(chunk..chunk + chunks);
-                    progress.computed(chunk, chunks, 1.0);
-                }
-                Action::Done => {
-                    assert_eq!(ended, [0, 1, 2, 3]);
-                    return;
-                }
-            }
-        }
-        panic!("the restore does not end");
-    }
-
-    #[test]
-    fn a_forced_plan_waits_for_its_tier() {
-        let mut progress = Progress::new(&chunks(1), &[0], LAYERS, 8, RestoreMode::Load);
-        let (compute, load) = (|_: usize| 0.0, |_: usize, _: usize| 9.0);
-        let view = outlook(&compute, &load, 100.0);
-        assert!(matches!(progress.next(4, &view), Action::Load { .. }));
-        assert_eq!(progress.next(4, &view), Action::Wait);
-    }
-}
+mod tests;

@@ -3,6 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::source::Source;
+
 /// Cells that were not used, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Refusal {
@@ -12,6 +14,17 @@ pub struct Refusal {
     pub cells: u64,
 }
 
+/// What a restore loaded from one tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct TierLoads {
+    /// Tokens with every layer loaded and this tier the lowest that one of their cells came from.
+    pub tokens: u64,
+    /// Cells (chunk, layer).
+    pub cells: u64,
+    /// Bytes moved, cells included that were recomputed in the end.
+    pub bytes: u64,
+}
+
 /// What one restore did.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct RestoreReport {
@@ -19,13 +32,13 @@ pub struct RestoreReport {
     pub tokens: u64,
     /// Tokens that were still on the device.
     pub tokens_resident: u64,
-    /// Tokens with every layer loaded from disk.
+    /// Tokens with every layer loaded.
     pub tokens_loaded: u64,
     /// Tokens with some layers loaded and some recomputed.
     pub tokens_mixed: u64,
     /// Tokens with every layer recomputed.
     pub tokens_recomputed: u64,
-    /// Cells (chunk, layer) loaded from disk.
+    /// Cells (chunk, layer) loaded.
     pub cells_loaded: u64,
     /// Cells recomputed.
     pub cells_recomputed: u64,
@@ -34,6 +47,12 @@ pub struct RestoreReport {
     pub cells_outside: u64,
     /// Bytes loaded.
     pub bytes_loaded: u64,
+    /// What of it came from host memory.
+    #[serde(default)]
+    pub from_host: TierLoads,
+    /// What of it came from disk.
+    #[serde(default)]
+    pub from_disk: TierLoads,
     /// Cells that could not be used.
     pub refused: Vec<Refusal>,
     /// The plan: per chunk, how many of the lowest layers were to be recomputed.
@@ -53,6 +72,14 @@ pub struct RestoreReport {
 }
 
 impl RestoreReport {
+    /// What came from a tier.
+    pub(super) fn of_tier(&mut self, source: Source) -> &mut TierLoads {
+        match source {
+            Source::Host => &mut self.from_host,
+            Source::Disk => &mut self.from_disk,
+        }
+    }
+
     /// Counts cells under a reason.
     pub fn refuse(&mut self, reason: &str, cells: u64) {
         if cells == 0 {
@@ -78,12 +105,16 @@ impl RestoreReport {
         self.refused.iter().map(|refusal| refusal.cells).sum()
     }
 
-    /// One line for people: `512 tokens in 84 ms: 384 loaded, 64 mixed, 64 recomputed`.
+    /// One line for people: `512 tokens in 84 ms: 256 from host, 128 from disk, 64 mixed, 64 recomputed`.
     pub fn summary(&self) -> String {
         let mut text = format!("{} tokens in {:.0} ms:", self.tokens, self.ms);
+        let (host, disk) = (self.from_host.tokens, self.from_disk.tokens);
         for (count, word) in [
             (self.tokens_resident, "still resident"),
-            (self.tokens_loaded, "loaded"),
+            (host, "from host"),
+            (disk, "from disk"),
+            // Reports of earlier versions do not tell the tiers apart.
+            (self.tokens_loaded - (host + disk).min(self.tokens_loaded), "loaded"),
             (self.tokens_mixed, "mixed"),
             (self.tokens_recomputed, "recomputed"),
         ] {

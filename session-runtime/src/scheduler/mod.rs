@@ -7,6 +7,9 @@
 //! Knows tokens, pages and cells; knows no guest, no journal and no HTTP.
 
 mod generation;
+mod host;
+mod host_control;
+mod host_loads;
 mod lookup;
 mod restoring;
 mod room;
@@ -34,8 +37,9 @@ use crate::restore::plan::RestoreMode;
 use crate::restore::report::RestoreReport;
 
 pub use generation::GenerationRequest;
+pub use host_control::HostControl;
 pub use lookup::Speculation;
-pub use view::{Finish, KvTransition, KvView};
+pub use view::{Finish, HostView, KvTransition, KvView};
 
 /// Messages that may wait for the scheduler.
 const INBOX_MESSAGES: usize = 4096;
@@ -63,6 +67,10 @@ pub struct SchedulerOptions {
     pub speculation: Speculation,
     /// Whether a session that begins takes the KV of the tokens it has in common with others.
     pub share_prefixes: bool,
+    /// Bytes of cells that host memory may hold; 0: there is no host tier.
+    pub host_budget_bytes: u64,
+    /// How slow or faulty the host tier is made.
+    pub host_control: HostControl,
     /// Seconds that a step may be predicted to take while sessions wait for their next token: it bounds the rows of a
     /// prompt that is read beside them.
     pub step_seconds: f64,
@@ -137,6 +145,7 @@ enum Command {
     Close { session: Arc<str> },
     View { session: Arc<str>, reply: Reply<KvView> },
     Device { reply: Reply<DeviceView> },
+    Host { reply: Reply<HostView> },
     Settle { reply: Reply<()> },
 }
 
@@ -157,7 +166,7 @@ impl Scheduler {
     /// Starts the thread with an engine and a store.
     ///
     /// # Errors
-    /// The thread cannot be started.
+    /// `host_budget_too_small`, or the thread cannot be started.
     pub fn start<B: Backend>(
         engine: Engine<B>,
         store: Store,
@@ -166,6 +175,7 @@ impl Scheduler {
         clock: Arc<dyn Clock>,
         observer: Box<dyn KvObserver>,
     ) -> Result<Self, Error> {
+        host_loads::check_budget(&engine, options.host_budget_bytes)?;
         let (inbox, messages) = sync_channel(INBOX_MESSAGES);
         let stopping = Arc::new(AtomicBool::new(false));
         let answers = inbox.clone();
@@ -279,6 +289,11 @@ impl Scheduler {
     /// What the device holds.
     pub async fn device(&self) -> Result<DeviceView, Error> {
         self.ask(|reply| Command::Device { reply }).await
+    }
+
+    /// What host memory holds.
+    pub async fn host(&self) -> Result<HostView, Error> {
+        self.ask(|reply| Command::Host { reply }).await
     }
 
     /// Waits until nothing is left to save.

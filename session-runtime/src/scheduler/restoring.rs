@@ -1,31 +1,43 @@
-//! Carrying out restores: loads from the tier and recompute on the device, side by side.
+//! Carrying out restores: loads from the tiers and recompute on the device, side by side.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
 use kernels::backend::Backend;
-use store::CancelFlag;
+use store::{CancelFlag, Lease};
 
+use super::host::{CellBytes, Claim};
+use super::host_loads::{HostLoad, ROUND_BYTES};
+use super::sequence::Sequence;
 use super::tier::TierRequest;
-use super::worker::{Phase, Purpose, Worker};
+use super::worker::{Job, Phase, Purpose, Worker};
 use crate::engine::{LogitRows, SequenceRows};
-use crate::error::Error;
-use crate::kv::chunk::{CHUNK_TOKENS, Chunk};
+use crate::error::{Error, ErrorKind};
+use crate::kv::chunk::{CHUNK_TOKENS, CellId, Chunk, cell_id};
 use crate::kv::state::KvEvent;
 use crate::kv::table::Need;
+use crate::restore::cost::LoadCost;
 use crate::restore::plan::{ChunkFacts, RestoreMode, plan};
 use crate::restore::progress::{Action, Outlook, Progress};
+use crate::restore::source::{PerSource, Source};
 
-/// A restore under way.
+/// A restore under way. When it goes, so does what it asked the disk for, and what it claimed of host memory.
 pub(super) struct RestoreRun {
     id: u64,
-    chunks: Vec<Chunk>,
+    pub chunks: Vec<Chunk>,
     cancels: Vec<CancelFlag>,
-    progress: Progress,
+    /// What host memory was asked for and has not brought.
+    pub from_host: VecDeque<HostLoad>,
+    /// Per chunk, what keeps its cells in host memory until they are on the device.
+    pub claims: Vec<Option<Claim>>,
+    /// What keeps its cells on disk.
+    _lease: Option<Lease>,
+    pub progress: Progress,
     begun: Instant,
     last_arrival: Instant,
     resident: usize,
-    /// Leading sealed chunks of the history whose every cell is saved.
+    /// Leading sealed chunks of the history whose every cell is on disk.
     saved_chunks: usize,
 }
 
@@ -33,8 +45,8 @@ pub(super) struct RestoreRun {
 enum Advance {
     /// It goes on.
     Under {
-        /// Whether something was computed.
-        computed: bool,
+        /// Whether something was computed, or waits only for its share of the next round.
+        worked: bool,
     },
     /// Everything is on the device.
     Done,
@@ -42,13 +54,23 @@ enum Advance {
     NoRoom,
 }
 
-impl RestoreRun {
-    /// Tells the tier that nothing more is wanted.
-    pub(super) fn cancel(&self) {
+impl Drop for RestoreRun {
+    fn drop(&mut self) {
         for cancel in &self.cancels {
             cancel.cancel();
         }
     }
+}
+
+/// The cells that a plan has the disk bring.
+fn cells_on_disk(chunks: &[Chunk], facts: &[ChunkFacts], cuts: &[u32]) -> Vec<CellId> {
+    let of_chunk = |((chunk, facts), cut): ((&Chunk, &ChunkFacts), &u32)| {
+        let layers = (*cut..facts.saved.len() as u32)
+            .filter(|layer| facts.source(*layer as usize) == Some(Source::Disk))
+            .map(|layer| cell_id(&chunk.id, layer));
+        layers.collect::<Vec<_>>()
+    };
+    chunks.iter().zip(facts).zip(cuts).flat_map(of_chunk).collect()
 }
 
 impl<B: Backend> Worker<B> {
@@ -60,40 +82,47 @@ impl<B: Backend> Worker<B> {
         let sequence = self.sequences.get(&session).ok_or_else(|| Error::no_session(&session))?;
         let chunks = sequence.missing_chunks(&self.contract_digest);
         let usable = sequence.foreign.is_empty();
-        let facts: Vec<ChunkFacts> = chunks
-            .iter()
-            .map(|chunk| ChunkFacts {
-                start: chunk.start,
-                tokens: chunk.tokens,
-                saved: (0..layers)
-                    .map(|layer| usable && self.tier.contains(&chunk.id, layer as u32))
-                    .collect(),
-                needed: (0..layers)
-                    .map(|layer| chunk.start >= self.shape.first_kept(layer, sequence.known))
-                    .collect(),
-            })
-            .collect();
+        let facts = self.facts(sequence, &chunks);
         let token_bytes = self.engine.cell_bytes(1);
-        let load = self.costs.load.limited(self.tier.limit());
+        let load = self.load_costs();
         let planned = plan(mode, &facts, layers as u32, token_bytes, &self.costs.compute, &load);
         let mut progress = Progress::new(&facts, &planned.cuts, layers as u32, token_bytes, mode);
         progress.report.predicted_ms = planned.seconds * 1e3;
         progress.report.predicted_recompute_ms = planned.recompute_seconds * 1e3;
         let absent = |chunk: &ChunkFacts| {
-            chunk.saved.iter().zip(&chunk.needed).filter(|(saved, needed)| !**saved && **needed).count()
+            chunk
+                .saved
+                .iter()
+                .zip(&chunk.needed)
+                .filter(|(saved, needed)| saved.is_none() && **needed)
+                .count()
         };
         let missing: usize = facts.iter().map(absent).sum();
         let reason =
             if usable { "absent".to_owned() } else { format!("contract: {}", sequence.foreign.join(", ")) };
         progress.report.refuse(&reason, missing as u64);
-        let whole = facts.iter().take_while(|chunk| chunk.tokens == CHUNK_TOKENS && chunk.is_saved());
+        let on_disk = chunks.iter().zip(&facts).take_while(|(chunk, facts)| {
+            chunk.is_sealed()
+                && (0..layers).all(|layer| {
+                    !facts.needed[layer]
+                        || facts.saved[layer] == Some(Source::Disk)
+                        || (usable && self.tier.contains(&chunk.id, layer as u32))
+                })
+        });
+        let resident = sequence.computed;
+        let saved_chunks = resident / CHUNK_TOKENS + on_disk.count();
+        let claims = self.claim(mode, &chunks, &facts, &planned.cuts);
+        let lease = self.tier.lease(&cells_on_disk(&chunks, &facts, &planned.cuts));
         let now = Instant::now();
         self.next_restore += 1;
         let run = RestoreRun {
             id: self.next_restore,
             cancels: chunks.iter().map(|_| CancelFlag::default()).collect(),
-            saved_chunks: sequence.computed / CHUNK_TOKENS + whole.count(),
-            resident: sequence.computed,
+            saved_chunks,
+            resident,
+            from_host: VecDeque::new(),
+            claims,
+            _lease: lease,
             chunks,
             progress,
             begun: now,
@@ -108,9 +137,77 @@ impl<B: Backend> Worker<B> {
         Ok(())
     }
 
-    /// Advances every restore; whether anything was computed.
+    /// What the tiers have of a session's chunks: the best of host and disk, cell by cell.
+    fn facts(&self, sequence: &Sequence, chunks: &[Chunk]) -> Vec<ChunkFacts> {
+        let layers = self.engine.config().layers;
+        let usable = sequence.foreign.is_empty();
+        let (load, cell) = (self.load_costs(), self.engine.cell_bytes(CHUNK_TOKENS));
+        let throttled = self.options.host_control.throttle().bytes_per_s.is_some();
+        let order = if throttled && load.host.seconds(1, cell) > load.disk.seconds(1, cell) {
+            [Source::Disk, Source::Host]
+        } else {
+            Source::ALL
+        };
+        let best = |chunk: &Chunk, layer: usize| {
+            let has = |source: &Source| match source {
+                Source::Host => self.host.has(&chunk.id, layer as u32),
+                Source::Disk => self.tier.contains(&chunk.id, layer as u32),
+            };
+            order.into_iter().find(has)
+        };
+        chunks
+            .iter()
+            .map(|chunk| ChunkFacts {
+                start: chunk.start,
+                tokens: chunk.tokens,
+                saved: (0..layers).map(|layer| if usable { best(chunk, layer) } else { None }).collect(),
+                needed: (0..layers)
+                    .map(|layer| chunk.start >= self.shape.first_kept(layer, sequence.known))
+                    .collect(),
+            })
+            .collect()
+    }
+
+    /// Claims what a restore loads from host memory, and what it may come to load: a plan is corrected on the way, while a
+    /// forced one, which may wait for its disk as long as that takes, keeps nothing that it does not need.
+    fn claim(
+        &mut self,
+        mode: RestoreMode,
+        chunks: &[Chunk],
+        facts: &[ChunkFacts],
+        cuts: &[u32],
+    ) -> Vec<Option<Claim>> {
+        let lowest = |cut: &u32| if mode == RestoreMode::Planned { 0 } else { *cut };
+        let wanted = facts.iter().zip(cuts).map(|(facts, cut)| facts.loads(lowest(cut), 1).host.cells > 0);
+        let chunks = chunks.iter().zip(wanted);
+        chunks.map(|(chunk, wanted)| if wanted { self.host.claim(&chunk.id) } else { None }).collect()
+    }
+
+    /// What loading costs, with what the tiers are throttled to.
+    fn load_costs(&self) -> PerSource<LoadCost> {
+        PerSource {
+            host: self.costs.host.limited(self.options.host_control.throttle().bytes_per_s),
+            disk: self.costs.load.limited(self.tier.limit()),
+        }
+    }
+
+    /// Ends restores on command that nobody waits for any more.
+    fn end_unwanted(&mut self) {
+        let unwanted = |job: &Job| match &job.purpose {
+            Purpose::Restore { reply: Some(reply) } => reply.is_closed(),
+            _ => false,
+        };
+        while let Some(index) = self.jobs.iter().position(unwanted) {
+            let nobody = Error::new(ErrorKind::Conflict, "cancelled", "nobody waits for the restore");
+            self.fail_job(index, nobody);
+        }
+    }
+
+    /// Advances every restore; whether anything was done.
     pub(super) fn restore_some(&mut self) -> bool {
+        self.end_unwanted();
         let mut worked = false;
+        let mut host_bytes = ROUND_BYTES;
         let mut index = 0;
         while index < self.jobs.len() {
             if !matches!(self.jobs[index].phase, Phase::Restoring(_)) {
@@ -123,9 +220,9 @@ impl<B: Backend> Worker<B> {
             else {
                 continue;
             };
-            match self.advance(&session, &mut run) {
-                Ok(Advance::Under { computed }) => {
-                    worked |= computed;
+            match self.advance(&session, &mut run, &mut host_bytes) {
+                Ok(Advance::Under { worked: more }) => {
+                    worked |= more;
                     self.jobs[index].phase = Phase::Restoring(run);
                     index += 1;
                 }
@@ -135,14 +232,14 @@ impl<B: Backend> Worker<B> {
                     }
                 }
                 Ok(Advance::NoRoom) => {
-                    run.cancel();
+                    drop(run);
                     self.abandon_restore(&session);
                     // It waits again for all its pages, and then takes the way that was left to it.
                     self.jobs[index].mode = RestoreMode::Recompute;
                     index += 1;
                 }
                 Err(error) => {
-                    run.cancel();
+                    drop(run);
                     self.abandon_restore(&session);
                     self.fail_job(index, error);
                 }
@@ -152,21 +249,30 @@ impl<B: Backend> Worker<B> {
     }
 
     /// Asks for loads, or computes one piece.
-    fn advance(&mut self, session: &Arc<str>, run: &mut RestoreRun) -> Result<Advance, Error> {
+    fn advance(
+        &mut self,
+        session: &Arc<str>,
+        run: &mut RestoreRun,
+        host_bytes: &mut usize,
+    ) -> Result<Advance, Error> {
         let layers = self.engine.config().layers;
         let chunks_max = (self.engine.step_rows() / CHUNK_TOKENS).max(1);
         loop {
-            let (compute, load) = (&self.costs.compute, self.costs.load.limited(self.tier.limit()));
+            if self.bring_from_host(session, run, host_bytes) {
+                return Ok(Advance::Under { worked: true });
+            }
+            let (compute, load) = (&self.costs.compute, self.load_costs());
             let outlook = Outlook {
                 compute_chunk: &|index| {
                     let chunk = &run.chunks[index];
                     compute.seconds(chunk.tokens, layers, chunk.start as f64 + chunk.tokens as f64 / 2.0)
                 },
-                load: &|cells, bytes| load.seconds(cells, bytes),
+                load: &|left| load.seconds(left),
                 stalled: run.last_arrival.elapsed().as_secs_f64(),
             };
             match run.progress.next(chunks_max, &outlook) {
-                Action::Load { chunk, layers } => self.tier.ask(TierRequest::Load {
+                Action::Load { chunk, source: Source::Host, layers } => self.ask_host(run, chunk, layers),
+                Action::Load { chunk, source: Source::Disk, layers } => self.tier.ask(TierRequest::Load {
                     restore: run.id,
                     index: chunk,
                     chunk: run.chunks[chunk].id,
@@ -183,9 +289,9 @@ impl<B: Backend> Worker<B> {
                     }
                     let seconds = self.recompute(session, pieces, cut as usize)?;
                     run.progress.computed(chunk, chunks, seconds);
-                    return Ok(Advance::Under { computed: true });
+                    return Ok(Advance::Under { worked: true });
                 }
-                Action::Wait => return Ok(Advance::Under { computed: false }),
+                Action::Wait => return Ok(Advance::Under { worked: false }),
                 Action::Done => return Ok(Advance::Done),
             }
         }
@@ -222,28 +328,46 @@ impl<B: Backend> Worker<B> {
         Ok(seconds)
     }
 
-    /// Takes a chunk's cells from the tier.
+    /// Takes a chunk's cells from the disk. They stay in host memory too, where there is room.
     pub(super) fn loaded(
         &mut self,
         restore: u64,
         index: usize,
-        cells: Vec<(u32, Result<Vec<u8>, String>)>,
+        cells: Vec<(u32, Result<CellBytes, String>)>,
         seconds: f64,
     ) {
-        let job = self.jobs.iter_mut().find_map(|job| match &mut job.phase {
-            Phase::Restoring(run) if run.id == restore => Some((Arc::clone(&job.session), run)),
-            _ => None,
-        });
-        let Some((session, run)) = job else { return };
-        let bytes: usize = cells.iter().filter_map(|(_, cell)| cell.as_ref().ok()).map(Vec::len).sum();
+        let is_it = |job: &Job| matches!(&job.phase, Phase::Restoring(run) if run.id == restore);
+        let Some(job) = self.jobs.iter().position(is_it) else { return };
+        let session = Arc::clone(&self.jobs[job].session);
+        let phase = std::mem::replace(&mut self.jobs[job].phase, Phase::Waiting);
+        let Phase::Restoring(mut run) = phase else { return };
+        let brought: Vec<(u32, CellBytes)> = cells
+            .iter()
+            .filter_map(|(layer, cell)| Some((*layer, Arc::clone(cell.as_ref().ok()?))))
+            .collect();
+        let bytes = brought.iter().map(|(_, cell)| cell.len()).sum();
         self.costs.load.observe(bytes, seconds);
+        self.host.insert(run.chunks[index].id, brought, true);
+        self.take_cells(&session, &mut run, index, Source::Disk, cells);
+        self.jobs[job].phase = Phase::Restoring(run);
+    }
+
+    /// Takes a chunk's cells from a tier: those that are still wanted go to the device.
+    pub(super) fn take_cells(
+        &mut self,
+        session: &str,
+        run: &mut RestoreRun,
+        index: usize,
+        source: Source,
+        cells: Vec<(u32, Result<CellBytes, String>)>,
+    ) {
         run.last_arrival = Instant::now();
         let mut refused = Vec::new();
-        if run.progress.wants(index)
-            && let Some(sequence) = self.sequences.get(&session)
+        if let Some(lowest) = run.progress.wants(index, source)
+            && let Some(sequence) = self.sequences.get(session)
         {
             let chunk = &run.chunks[index];
-            for (layer, cell) in cells {
+            for (layer, cell) in cells.into_iter().filter(|(layer, _)| *layer >= lowest) {
                 let pages = sequence.chunk_pages(chunk, layer as usize);
                 let outcome = cell.and_then(|cell| {
                     let pages = pages.ok_or("no pages")?;
@@ -254,7 +378,7 @@ impl<B: Backend> Worker<B> {
                 }
             }
         }
-        run.progress.loaded(index, &refused);
+        run.progress.loaded(index, source, &refused);
     }
 
     /// Everything is on the device. Returns whether the job is over.

@@ -160,10 +160,11 @@ impl<B: Backend> Worker<B> {
         let begun = Instant::now();
         let sequence = self.sequences.get(session)?;
         let computed = sequence.computed;
-        let unsaved: Vec<_> = chunks(&self.contract_digest, &sequence.tokens[..computed])
-            .into_iter()
-            .skip(sequence.save_asked)
-            .collect();
+        let mut unsaved = chunks(&self.contract_digest, &sequence.tokens[..computed]);
+        for chunk in unsaved.drain(..sequence.save_asked.min(unsaved.len())) {
+            // From now on the copy in host memory is the nearest.
+            self.host.touch(&chunk.id);
+        }
         let mut bytes = 0;
         let mut kept = computed > 0;
         for chunk in unsaved {

@@ -22,6 +22,15 @@ pub(super) struct Saver {
     bytes: u64,
 }
 
+/// Sealed chunks of a history, from the first.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Held {
+    /// In host memory or on disk.
+    pub anywhere: usize,
+    /// On disk.
+    pub on_disk: usize,
+}
+
 impl Saver {
     /// Saves a session's sealed chunks when there is time.
     pub(super) fn enqueue(&mut self, session: &Arc<str>) {
@@ -71,31 +80,38 @@ impl<B: Backend> Worker<B> {
         list.into_iter().nth(sequence.save_asked)
     }
 
-    /// How many sealed chunks of a history, from the first, the tier holds whole: in all layers that read everything.
-    pub(super) fn chunks_on_disk(&self, tokens: &[u32]) -> usize {
+    /// How many sealed chunks of a history, from the first, the tiers hold whole: in all layers that read everything.
+    pub(super) fn chunks_held(&self, tokens: &[u32]) -> Held {
         let kinds = &self.engine.config().layer_kinds;
         let full = |layer: &u32| kinds.get(*layer as usize).is_some_and(|kind| kind.window().is_none());
         let layers: Vec<u32> = (0..kinds.len() as u32).filter(full).collect();
-        chunks(&self.contract_digest, tokens)
-            .iter()
-            .take_while(|chunk| {
-                chunk.is_sealed() && layers.iter().all(|layer| self.tier.contains(&chunk.id, *layer))
-            })
-            .count()
+        let mut held = Held::default();
+        for chunk in chunks(&self.contract_digest, tokens).iter().filter(|chunk| chunk.is_sealed()) {
+            let on_disk = |layer: &u32| self.tier.contains(&chunk.id, *layer);
+            if held.on_disk == held.anywhere && layers.iter().all(on_disk) {
+                held.on_disk += 1;
+            } else if !layers.iter().all(|layer| self.host.has(&chunk.id, *layer) || on_disk(layer)) {
+                break;
+            }
+            held.anywhere += 1;
+        }
+        held
     }
 
-    /// Copies a chunk's cells off the device and asks the tier to save them; their bytes. Layers with a window that
-    /// dropped the chunk have nothing to save: no restore asks for it.
+    /// Copies a chunk's cells off the device, into host memory where there is room, and asks the disk to save them; their
+    /// bytes. Layers with a window that dropped the chunk have nothing to save: no restore asks for it.
     pub(super) fn save_chunk(&mut self, session: &Arc<str>, chunk: Chunk) -> Result<u64, Error> {
         let Some(sequence) = self.sequences.get_mut(session) else { return Ok(0) };
         let cells = (0..self.engine.config().layers)
             .filter_map(|layer| Some((layer as u32, sequence.chunk_pages(&chunk, layer)?)))
-            .map(|(layer, pages)| Ok((layer, self.engine.gather_cell(&pages, chunk.tokens)?)))
+            .map(|(layer, pages)| Ok((layer, Arc::new(self.engine.gather_cell(&pages, chunk.tokens)?))))
             .collect::<Result<Vec<_>, Error>>()?;
         let bytes: u64 = cells.iter().map(|(_, cell)| cell.len() as u64).sum();
         if chunk.is_sealed() {
             sequence.save_asked = chunk.start / CHUNK_TOKENS + 1;
         }
+        // The disk may yet refuse them.
+        self.host.insert(chunk.id, cells.clone(), false);
         self.saver.in_flight += 1;
         self.saver.bytes += bytes;
         self.tier.ask(TierRequest::Save { session: Arc::clone(session), chunk, cells });
@@ -108,6 +124,7 @@ impl<B: Backend> Worker<B> {
         self.saver.bytes -= bytes;
         match outcome {
             Ok(()) => {
+                self.host.set_on_disk(&chunk.id, true);
                 if let Some(sequence) = self.sequences.get_mut(session)
                     && sequence.saved_chunks == chunk.start / CHUNK_TOKENS
                 {
@@ -118,7 +135,18 @@ impl<B: Backend> Worker<B> {
                     }
                 }
             }
-            Err(reason) => tracing::warn!(session, reason, "chunk not saved: it will be recomputed"),
+            Err(reason) => {
+                tracing::warn!(
+                    session,
+                    reason,
+                    "chunk not on disk: it is in host memory, as far as there is room, or will be recomputed"
+                );
+                // It is tried again when the session next rests or leaves the device, not at once: the disk may be full.
+                self.saver.sessions.retain(|waiting| &**waiting != session);
+                if let Some(sequence) = self.sequences.get_mut(session) {
+                    sequence.save_asked = sequence.save_asked.min(chunk.start / CHUNK_TOKENS);
+                }
+            }
         }
         self.answer_evictions();
     }

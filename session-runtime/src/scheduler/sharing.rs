@@ -1,5 +1,5 @@
 //! Sharing prefixes: a session that begins takes the KV of the tokens it has in common with others. By I1 it is what the session
-//! would compute itself. Pages of a session on the device are shared as a fork shares them; cells on the tier are
+//! would compute itself. Pages of a session on the device are shared as a fork shares them; cells on the tiers are
 //! brought back by a restore, which loads or recomputes them as any other.
 //!
 //! Every session on the device is compared token by token. Most differ within the first few, so that this takes less
@@ -13,7 +13,7 @@ use super::worker::Worker;
 use crate::kv::chunk::CHUNK_TOKENS;
 use crate::kv::state::{KvEvent, KvState};
 
-/// How many more tokens the tier must have than the device, where sharing costs nothing.
+/// How many more tokens the tiers must have than the device, where sharing costs nothing.
 const TIER_TOKENS: usize = 2 * CHUNK_TOKENS;
 
 impl<B: Backend> Worker<B> {
@@ -27,11 +27,12 @@ impl<B: Backend> Worker<B> {
         let tokens = &sequence.tokens[..sequence.tokens.len().saturating_sub(1)];
         let resident = self.longest_resident(session, tokens);
         let on_device = resident.as_ref().map_or(0, |(_, count)| *count);
-        let on_tier = self.chunks_on_disk(tokens) * CHUNK_TOKENS;
+        let held = self.chunks_held(tokens);
+        let on_tier = held.anywhere * CHUNK_TOKENS;
         if on_tier > on_device + TIER_TOKENS {
             if let Some(sequence) = self.sequences.get_mut(session) {
                 sequence.known = on_tier;
-                sequence.saved_chunks = on_tier / CHUNK_TOKENS;
+                sequence.saved_chunks = held.on_disk;
                 sequence.save_asked = sequence.saved_chunks;
             }
             self.change(session, KvEvent::Find, "shared", 0, 0.0);

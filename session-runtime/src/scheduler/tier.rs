@@ -1,26 +1,29 @@
-//! The disk tier's own thread: writes and reads cells in the order asked, so that the engine never
-//! waits for a disk. The number of requests under way is bounded by the scheduler.
+//! The disk tier's own threads: one writes cells and one reads them, each in the order asked, so that the engine never
+//! waits for a disk and a read that is stuck keeps no eviction waiting. The number of requests under way is bounded by
+//! the scheduler.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use store::Store;
-use store::{CancelFlag, CellWrite, Miss};
+use store::{CancelFlag, CellId, CellWrite, Lease, Miss, Store};
 
+use super::host::CellBytes;
 use crate::error::Error;
 use crate::kv::chunk::{Chunk, ChunkId, cell_id};
 use crate::kv::contract::Digest;
 
 /// Key of the measured costs in the metadata.
 const COSTS_KEY: &[u8] = b"measured-costs";
+/// How long a restore keeps its cells on disk from being dropped. One that takes longer is stuck, and pressure wins.
+const LEASE: Duration = Duration::from_secs(60);
 
 /// A request to the tier.
 pub(super) enum TierRequest {
     /// Save cells of a chunk, by layer.
-    Save { session: Arc<str>, chunk: Chunk, cells: Vec<(u32, Vec<u8>)> },
+    Save { session: Arc<str>, chunk: Chunk, cells: Vec<(u32, CellBytes)> },
     /// Keep measured costs for the next start.
     Remember { costs: Vec<u8> },
     /// Load the cells of a chunk in these layers.
@@ -32,33 +35,51 @@ pub(super) enum TierAnswer {
     /// A chunk was saved, or was not, with the reason.
     Saved { session: Arc<str>, chunk: Chunk, bytes: u64, outcome: Result<(), String> },
     /// Cells of a chunk, by layer.
-    Loaded { restore: u64, index: usize, cells: Vec<(u32, Result<Vec<u8>, String>)>, seconds: f64 },
+    Loaded { restore: u64, index: usize, cells: Vec<(u32, Result<CellBytes, String>)>, seconds: f64 },
 }
 
-/// Handle of the tier's thread.
+/// Handle of the tier's threads.
 pub(super) struct Tier {
     store: Store,
-    requests: Option<Sender<TierRequest>>,
-    thread: Option<JoinHandle<()>>,
+    reader: Served,
+    writer: Served,
     stop: Arc<AtomicBool>,
 }
 
+/// A thread with its inbox.
+struct Served {
+    requests: Option<Sender<TierRequest>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Served {
+    fn start(name: &str, serve: impl FnOnce(&Receiver<TierRequest>) + Send + 'static) -> Result<Self, Error> {
+        let (requests, inbox) = channel();
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || serve(&inbox));
+        Ok(Self { requests: Some(requests), thread: Some(thread.map_err(Error::internal)?) })
+    }
+
+    fn join(&mut self) {
+        self.requests = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
 impl Tier {
-    /// Starts the thread; it answers through `answer`.
+    /// Starts the threads; they answer through `answer`.
     pub(super) fn start(
         store: Store,
         contract: Digest,
-        answer: impl Fn(TierAnswer) + Send + 'static,
+        answer: impl Fn(TierAnswer) + Clone + Send + 'static,
     ) -> Result<Self, Error> {
-        let (requests, inbox) = channel();
         let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        let serving = store.clone();
-        let thread = std::thread::Builder::new()
-            .name("tier-disk".into())
-            .spawn(move || serve(&serving, &contract, &inbox, &stopped, &answer))
-            .map_err(Error::internal)?;
-        Ok(Self { store, requests: Some(requests), thread: Some(thread), stop })
+        let start = |name| {
+            let (store, stop, answer) = (store.clone(), Arc::clone(&stop), answer.clone());
+            Served::start(name, move |inbox| serve(&store, &contract, inbox, &stop, &answer))
+        };
+        Ok(Self { reader: start("tier-read")?, writer: start("tier-write")?, store, stop })
     }
 
     /// Costs that an earlier process measured.
@@ -71,6 +92,17 @@ impl Tier {
         self.store.cells().contains(&cell_id(chunk, layer))
     }
 
+    /// Keeps cells from being dropped for a while; `None` where so many are kept already that these are not.
+    pub(super) fn lease(&self, cells: &[CellId]) -> Option<Lease> {
+        match self.store.leases().acquire(cells, LEASE) {
+            Ok(lease) => Some(lease),
+            Err(error) => {
+                tracing::warn!(%error, "a restore goes on without a lease: cells that go meanwhile are recomputed");
+                None
+            }
+        }
+    }
+
     /// Bytes a second that it is throttled to.
     pub(super) fn limit(&self) -> Option<u64> {
         self.store.cells().throttle().bytes_per_s
@@ -78,10 +110,14 @@ impl Tier {
 
     /// Asks; the answer comes later.
     pub(super) fn ask(&self, request: TierRequest) {
-        if let Some(requests) = &self.requests
+        let served = match request {
+            TierRequest::Load { .. } => &self.reader,
+            TierRequest::Save { .. } | TierRequest::Remember { .. } => &self.writer,
+        };
+        if let Some(requests) = &served.requests
             && requests.send(request).is_err()
         {
-            tracing::error!("the disk tier's thread is gone");
+            tracing::error!("a thread of the disk tier is gone");
         }
     }
 }
@@ -89,10 +125,8 @@ impl Tier {
 impl Drop for Tier {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        self.requests = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        self.reader.join();
+        self.writer.join();
     }
 }
 
@@ -122,7 +156,7 @@ fn serve(
                         return Err("stopped".to_owned());
                     }
                     let cell = store.cells().get_cancellable(&cell_id(&chunk, layer), contract, &cancel);
-                    cell.map_err(|miss| reason(&miss).to_owned())
+                    cell.map(Arc::new).map_err(|miss| reason(&miss).to_owned())
                 };
                 let cells = layers.into_iter().map(|layer| (layer, load(layer))).collect();
                 let seconds = begun.elapsed().as_secs_f64();
@@ -132,7 +166,7 @@ fn serve(
     }
 }
 
-fn save(store: &Store, contract: &Digest, chunk: &Chunk, cells: &[(u32, Vec<u8>)]) -> Result<(), String> {
+fn save(store: &Store, contract: &Digest, chunk: &Chunk, cells: &[(u32, CellBytes)]) -> Result<(), String> {
     let writes: Vec<CellWrite<'_>> = cells
         .iter()
         .map(|(layer, payload)| CellWrite {

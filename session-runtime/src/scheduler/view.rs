@@ -33,6 +33,10 @@ pub struct KvView {
     /// Tokens, from the first, whose cells are on disk: sealed chunks, and what was unsealed when an eviction
     /// saved it.
     pub saved_tokens: u64,
+    /// Tokens whose cells, as far as a restore needs them, are in host memory.
+    pub host_tokens: u64,
+    /// Bytes of the session's cells in host memory (cells shared with other sessions counted in each).
+    pub host_bytes: u64,
     /// Bytes of the device pages the session's tables name (shared pages counted in each).
     pub device_bytes: u64,
     /// Pages shared with another session.
@@ -41,6 +45,17 @@ pub struct KvView {
     pub idle_deadline_ms: Option<u64>,
     /// What the last restore did.
     pub last_restore: Option<RestoreReport>,
+}
+
+/// What host memory holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct HostView {
+    /// Bytes of cells; cells that several sessions share are counted once.
+    pub bytes: u64,
+    /// The most there may be.
+    pub budget: u64,
+    /// Cells.
+    pub cells: u64,
 }
 
 /// A change of KV state.

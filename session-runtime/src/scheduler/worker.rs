@@ -11,6 +11,8 @@ use store::Clock;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::generation::{Generation, GenerationRequest};
+use super::host::HostTier;
+use super::host_control::HostPipe;
 use super::lookup::Gain;
 use super::restoring::RestoreRun;
 use super::saving::Saver;
@@ -80,6 +82,8 @@ pub(super) struct Worker<B: Backend> {
     /// Which tokens each layer keeps.
     pub shape: Arc<TableShape>,
     pub tier: Tier,
+    pub host: HostTier,
+    pub host_pipe: HostPipe,
     pub contract: Contract,
     pub contract_digest: Digest,
     pub options: SchedulerOptions,
@@ -126,6 +130,8 @@ impl<B: Backend> Worker<B> {
             pool,
             shape,
             tier,
+            host: HostTier::new(options.host_budget_bytes),
+            host_pipe: HostPipe::default(),
             contract,
             options,
             clock,
@@ -154,6 +160,8 @@ impl<B: Backend> Worker<B> {
         let mut worked = false;
         loop {
             if !self.receive(messages, worked) || self.stopping.load(Ordering::Relaxed) {
+                // Restores let go of a disk that is stuck, which the tier's thread could else not leave.
+                self.jobs.clear();
                 return;
             }
             if self.last_tick.elapsed() >= TICK {
@@ -230,6 +238,9 @@ impl<B: Backend> Worker<B> {
             Command::Device { reply } => {
                 let _ = reply.send(Ok(self.device()));
             }
+            Command::Host { reply } => {
+                let _ = reply.send(Ok(self.host_view()));
+            }
             Command::Settle { reply } => self.settling.push(reply),
         }
     }
@@ -273,7 +284,7 @@ impl<B: Backend> Worker<B> {
             (_, _, true) => KvState::Evicted,
             (_, _, false) => KvState::Stale,
         };
-        let saved_chunks = if state == KvState::Evicted { self.chunks_on_disk(&tokens) } else { 0 };
+        let saved_chunks = if state == KvState::Evicted { self.chunks_held(&tokens).on_disk } else { 0 };
         let sequence = Sequence {
             id: Arc::clone(&session),
             known: tokens.len(),
@@ -398,8 +409,7 @@ impl<B: Backend> Worker<B> {
     /// Takes a job off the list; a restore under way is given up first.
     fn remove_job(&mut self, index: usize) -> Option<Job> {
         let job = self.jobs.remove(index)?;
-        if let Phase::Restoring(run) = &job.phase {
-            run.cancel();
+        if matches!(job.phase, Phase::Restoring(_)) {
             self.abandon_restore(&job.session);
         }
         if let Some(sequence) = self.sequences.get_mut(&job.session) {
@@ -509,11 +519,14 @@ impl<B: Backend> Worker<B> {
             // The scheduler keeps monotonic time; clients read wall time.
             self.clock.now_ms() + deadline.saturating_sub(self.clock.monotonic_ms())
         });
+        let (host_tokens, host_bytes) = self.in_host(sequence);
         Ok(KvView {
             state: sequence.state,
             tokens: sequence.tokens.len() as u64,
             resident_tokens: sequence.computed as u64,
             saved_tokens: sequence.saved_tokens() as u64,
+            host_tokens,
+            host_bytes,
             device_bytes: (sequence.table.all().count() * self.engine.pool_spec().page_bytes()) as u64,
             shared_pages: sequence.table.shared_pages(&self.pool) as u64,
             idle_deadline_ms: deadline,

@@ -4,6 +4,7 @@
 //! identity and is never interpreted. What it holds can always be recomputed: damage, a full disk and a slow disk
 //! are misses with a reason, not failures of the store.
 
+mod compact;
 mod fault;
 mod header;
 mod read;

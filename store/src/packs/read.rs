@@ -36,23 +36,34 @@ impl PackStore {
             TierFault::DelayReads(time) if self.tier.delay(time, cancel) => return Err(Miss::Cancelled),
             _ => {}
         }
-        let place = lock(&self.cells).touch(id).ok_or(Miss::Absent)?;
-        if place.contract != *expected {
-            return Err(Miss::ContractMismatch { stored: place.contract, expected: *expected });
+        loop {
+            let place = lock(&self.cells).touch(id).ok_or(Miss::Absent)?;
+            if place.contract != *expected {
+                return Err(Miss::ContractMismatch { stored: place.contract, expected: *expected });
+            }
+            if self.tier.transfer(record_len(place.len), cancel) {
+                return Err(Miss::Cancelled);
+            }
+            let read = self.read_at(&place, fault);
+            let miss = match read.and_then(|(header, payload)| verify(id, expected, &place, &header, payload))
+            {
+                Ok(payload) => return Ok(payload),
+                Err(miss) => miss,
+            };
+            // A compaction may have moved it meanwhile. Each goes through with a cell at most once, so that this ends.
+            if self.contains(id) && self.locate(&[*id]) != [Some(place)] {
+                continue;
+            }
+            return Err(self.dropped(id, &place, miss));
         }
-        if self.tier.transfer(record_len(place.len), cancel) {
-            return Err(Miss::Cancelled);
-        }
-        let read = self.read_at(&place, fault);
-        let miss = match read.and_then(|(header, payload)| verify(id, expected, &place, &header, payload)) {
-            Ok(payload) => return Ok(payload),
-            Err(miss) => miss,
-        };
-        Err(self.dropped(id, &place, miss))
     }
 
     /// Reads a cell's header and payload, and breaks them as the fault says.
-    fn read_at(&self, place: &CellLocation, fault: TierFault) -> Result<([u8; CELL_HEADER], Vec<u8>), Miss> {
+    pub(super) fn read_at(
+        &self,
+        place: &CellLocation,
+        fault: TierFault,
+    ) -> Result<([u8; CELL_HEADER], Vec<u8>), Miss> {
         let file = self.open_pack(place.pack).map_err(|e| match e.kind() {
             io::ErrorKind::NotFound => Miss::PackMissing { pack: place.pack },
             _ => Miss::Io(e.to_string()),
@@ -94,7 +105,7 @@ impl PackStore {
     }
 
     /// Drops a cell that could not be read, unless it moved or went meanwhile; returns the miss to report.
-    fn dropped(&self, id: &CellId, place: &CellLocation, miss: Miss) -> Miss {
+    pub(super) fn dropped(&self, id: &CellId, place: &CellLocation, miss: Miss) -> Miss {
         let damaged = match miss {
             Miss::Corrupt { .. } | Miss::Truncated { .. } | Miss::PackMissing { .. } => true,
             Miss::Absent | Miss::ContractMismatch { .. } => false,
@@ -160,7 +171,7 @@ impl PackStore {
 }
 
 /// The payload, if everything about it is as the index and the caller expect.
-fn verify(
+pub(super) fn verify(
     id: &CellId,
     expected: &[u8; 32],
     place: &CellLocation,

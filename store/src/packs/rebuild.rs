@@ -1,5 +1,6 @@
 //! Opening the packs, and finding cells by their headers where the index missed them or is gone.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Mutex;
 
@@ -38,7 +39,7 @@ impl PackStore {
         };
         let files = store.list().map_err(|e| io_error("listing packs", &e))?;
         let mut stale: Vec<Op> = Vec::new();
-        for pack in loaded.packs.keys().filter(|pack| !files.contains(pack)) {
+        for pack in loaded.packs.keys().filter(|pack| !files.contains_key(pack)) {
             stale.push(Op::delete(keys::pack(*pack)));
         }
         {
@@ -47,7 +48,10 @@ impl PackStore {
             let mut cells = loaded.cells;
             cells.sort_unstable_by_key(|(_, place)| (place.pack, place.offset));
             for (id, place) in cells {
-                if files.contains(&place.pack) {
+                // A pack may be gone, or have been cut while nobody watched. What else may be wrong with a cell is found
+                // when it is read: looking at every header here would take as long as reading them.
+                let end = place.offset.saturating_add(CELL_HEADER as u64).saturating_add(place.len);
+                if files.get(&place.pack).is_some_and(|len| end <= *len) {
                     index.insert(id, place);
                 } else {
                     report.cells_dropped += 1;
@@ -58,8 +62,8 @@ impl PackStore {
         for some in stale.chunks(MAX_META_BATCH) {
             store.parts.raw.batch(some.to_vec())?;
         }
-        let newest = files.last().copied();
-        for pack in files {
+        let newest = files.last_key_value().map(|(number, _)| *number);
+        for pack in files.into_keys() {
             // Behind what is indexed a write may have been torn; in an older pack all cells were synced.
             let check = loaded.packs.contains_key(&pack) || Some(pack) == newest;
             let from = loaded.packs.get(&pack).copied().unwrap_or(0).max(ALIGN);
@@ -76,11 +80,11 @@ impl PackStore {
         lock(&self.cells).usage().cells
     }
 
-    /// Numbers of the pack files, ascending.
-    fn list(&self) -> io::Result<Vec<u64>> {
+    /// Numbers of the pack files, ascending, and their lengths.
+    fn list(&self) -> io::Result<BTreeMap<u64, u64>> {
         let entries = self.parts.disk.list(&self.parts.dir)?;
         let number = |name: &str| name.strip_prefix("pack-")?.strip_suffix(".pack")?.parse().ok();
-        Ok(entries.iter().filter_map(|e| number(&e.name)).collect())
+        Ok(entries.iter().filter_map(|e| Some((number(&e.name)?, e.len))).collect())
     }
 
     /// Goes on writing in the newest pack if it has room.
@@ -130,7 +134,9 @@ impl PackStore {
         for (id, place) in found {
             index.insert(id, place);
         }
-        index.packs.entry(pack).or_default().disk_bytes = file.allocated()?.min(end.next_multiple_of(ALIGN));
+        let length = end.next_multiple_of(ALIGN);
+        let pack = index.packs.entry(pack).or_default();
+        (pack.disk_bytes, pack.end) = (file.allocated()?.min(length), length);
         Ok(Ok(()))
     }
 
@@ -157,9 +163,13 @@ impl PackStore {
                 at += ALIGN;
                 continue;
             };
-            if at + CELL_HEADER as u64 + header.len > len
-                || (check_payloads && !payload_is_good(file, at, &header)?)
-            {
+            // Of a copy that a compaction did not get to sync only the header may be there: it must not take the place of
+            // the cell it was made from.
+            let check = check_payloads
+                || lock(&self.cells)
+                    .get(&header.id)
+                    .is_some_and(|other| (other.pack, other.offset) != (pack, at));
+            if at + CELL_HEADER as u64 + header.len > len || (check && !payload_is_good(file, at, &header)?) {
                 report.damaged_cells += 1;
                 walked.torn.push(at);
                 at += ALIGN;
@@ -190,8 +200,8 @@ impl PackStore {
         }
         let files = self.list().map_err(|e| io_error("listing packs", &e))?;
         let mut report = RebuildReport { packs: files.len() as u64, ..RebuildReport::default() };
-        let newest = files.last().copied();
-        for pack in files {
+        let newest = files.last_key_value().map(|(number, _)| *number);
+        for pack in files.into_keys() {
             let check = Some(pack) == newest;
             self.adopt(pack, ALIGN, check, &mut report).map_err(|e| io_error("reading a pack", &e))??;
         }

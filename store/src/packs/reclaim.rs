@@ -98,18 +98,23 @@ impl PackStore {
                 continue;
             }
             touched.insert(place.pack);
-            match self.erase(&place) {
-                Ok(true) => {
-                    if let Some(pack) = lock(&self.cells).packs.get_mut(&place.pack) {
-                        pack.disk_bytes = pack.disk_bytes.saturating_sub(record_len(place.len));
-                    }
-                }
-                Ok(false) => {}
-                // The bytes stay counted; they go with their pack.
-                Err(error) => tracing::warn!(%error, pack = place.pack, "a dropped cell's bytes stay"),
-            }
+            self.wipe(&place);
         }
         Ok(touched)
+    }
+
+    /// Gives the bytes of a cell that the index does not have there any more back, as far as that can be done.
+    pub(super) fn wipe(&self, place: &CellLocation) {
+        match self.erase(place) {
+            Ok(true) => {
+                if let Some(pack) = lock(&self.cells).packs.get_mut(&place.pack) {
+                    pack.disk_bytes = pack.disk_bytes.saturating_sub(record_len(place.len));
+                }
+            }
+            Ok(false) => {}
+            // The bytes stay counted; they go with their pack.
+            Err(error) => tracing::warn!(%error, pack = place.pack, "a dropped cell's bytes stay"),
+        }
     }
 
     /// Gives a cell's bytes back to the file system; where that cannot be done, its header is wiped so that a rebuild

@@ -21,6 +21,10 @@ pub(crate) struct Pack {
     /// Bytes taken on disk.
     pub(crate) disk_bytes: u64,
     pub(crate) cells: u64,
+    /// Bytes of its cells, headers and padding included.
+    pub(crate) live: u64,
+    /// Its length.
+    pub(crate) end: u64,
     /// Cells of the running put, written and not yet indexed.
     pending: u64,
     strikes: u32,
@@ -60,13 +64,16 @@ impl Cells {
         Some(entry.place)
     }
 
-    /// Indexes a cell, in place of an older copy if there is one.
+    /// Indexes a cell, in place of an older copy if there is one, whose last use is then its own.
     pub(crate) fn insert(&mut self, id: CellId, place: CellLocation) {
-        self.forget(&id);
         self.now += 1;
-        self.entries.insert(id, Entry { place, used: self.now });
-        self.order.insert(self.now, id);
-        self.packs.entry(place.pack).or_default().cells += 1;
+        let used = self.entries.get(&id).map_or(self.now, |older| older.used);
+        self.forget(&id);
+        self.entries.insert(id, Entry { place, used });
+        self.order.insert(used, id);
+        let pack = self.packs.entry(place.pack).or_default();
+        pack.cells += 1;
+        pack.live += record_len(place.len);
         self.counters.payload_bytes += place.len;
     }
 
@@ -76,6 +83,7 @@ impl Cells {
         self.order.remove(&entry.used);
         if let Some(pack) = self.packs.get_mut(&entry.place.pack) {
             pack.cells -= 1;
+            pack.live -= record_len(entry.place.len);
         }
         self.counters.payload_bytes -= entry.place.len;
         Some(entry.place)
@@ -94,10 +102,11 @@ impl Cells {
         })
     }
 
-    /// Counts a cell of `size` bytes that is written and not yet indexed.
+    /// Counts a cell of `size` bytes that is written at a pack's end and not yet indexed.
     pub(crate) fn pending(&mut self, pack: u64, size: u64) {
         let pack = self.packs.entry(pack).or_default();
         pack.disk_bytes += size;
+        pack.end += size;
         pack.pending += 1;
     }
 

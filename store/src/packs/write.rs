@@ -101,7 +101,7 @@ impl PackStore {
         }
     }
 
-    fn append(
+    pub(super) fn append(
         &self,
         tail: &mut MutexGuard<'_, Option<Tail>>,
         cell: &CellWrite<'_>,
@@ -152,11 +152,15 @@ impl PackStore {
             let _ = self.parts.disk.remove(&path);
             return Err(e);
         }
-        lock(&self.cells).packs.entry(number).or_default().disk_bytes = ALIGN;
+        {
+            let mut index = lock(&self.cells);
+            let pack = index.packs.entry(number).or_default();
+            (pack.disk_bytes, pack.end) = (ALIGN, ALIGN);
+        }
         Ok(Tail { number, file, end: ALIGN, broken: false })
     }
 
-    fn sync_written(
+    pub(super) fn sync_written(
         &self,
         tail: &mut MutexGuard<'_, Option<Tail>>,
         written: &[(CellId, CellLocation)],
@@ -172,7 +176,7 @@ impl PackStore {
         }
     }
 
-    fn index_written(&self, written: &[(CellId, CellLocation)]) -> Result<(), CellError> {
+    pub(super) fn index_written(&self, written: &[(CellId, CellLocation)]) -> Result<(), CellError> {
         let point = |name| self.parts.failpoints.hit(name).map_err(|e| io_error("indexing cells", &e));
         point(point::PACKS_BEFORE_INDEX)?;
         for some in written.chunks(MAX_META_BATCH / 2) {

@@ -73,9 +73,12 @@ fn play(scenario: &Scenario, begun: Instant) -> Outcome {
         budget as f64 / 1e6,
         control.break_even / 1e6
     ))?;
+    // Host memory would have all of A, and leave nothing to plan.
     let arguments = scenario.arguments(&[
         "--device-budget".to_owned(),
         budget.to_string(),
+        "--host-budget".to_owned(),
+        "0".to_owned(),
         "--throttle-disk".to_owned(),
         (control.break_even as u64).max(1).to_string(),
     ]);

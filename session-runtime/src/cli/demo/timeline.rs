@@ -153,11 +153,12 @@ pub(super) fn restore(report: &Value) -> String {
         })
         .collect();
     format!(
-        "{} tokens in {:.0} ms: {} loaded, {} mixed, {} recomputed; plan {plan} (L load, R recompute, m by \
+        "{} tokens in {:.0} ms: {} from host, {} from disk, {} mixed, {} recomputed; plan {plan} (L load, R recompute, m by \
          layer); predicted {:.0} ms, recompute alone {:.0} ms",
         report["tokens"],
         report["ms"].as_f64().unwrap_or(0.0),
-        report["tokens_loaded"],
+        report["from_host"]["tokens"],
+        report["from_disk"]["tokens"],
         report["tokens_mixed"],
         report["tokens_recomputed"],
         report["predicted_ms"].as_f64().unwrap_or(0.0),

@@ -34,10 +34,16 @@ pub(super) fn memory(options: &Options) -> Check {
     };
     let file = crate::models::catalog::resolve(options.model_name()).ok();
     let weights = file.and_then(|file| std::fs::metadata(file.path).ok()).map_or(0, |data| data.len());
-    let needed = weights + options.config().map_or(0, |config| config.device_budget_bytes);
+    let budgets =
+        options.config().map_or((0, 0), |config| (config.device_budget_bytes, config.host_budget_bytes));
+    let needed = weights.saturating_add(budgets.0).saturating_add(budgets.1);
     let found = format!("{} available, {} needed for model and KV", Bytes(available), Bytes(needed));
     if needed > available {
-        return Check::warning("memory", found, "use a smaller --device-budget, or a smaller --model");
+        return Check::warning(
+            "memory",
+            found,
+            "use a smaller --device-budget or --host-budget, or a smaller --model",
+        );
     }
     Check::ok("memory", found)
 }

@@ -1,0 +1,20 @@
+//! Where a runtime's files and times come from: tests put others in their place and see what happens when those fail.
+
+use std::sync::Arc;
+
+use store::{Clock, Disk, RealDisk, SystemClock};
+
+/// The disk and the clock under a runtime. The default is the machine's own.
+#[derive(Clone)]
+pub struct Seams {
+    /// Every file of the data directory, the index excepted: [`RealDisk`] or what wraps it.
+    pub disk: Arc<dyn Disk>,
+    /// Wall and monotonic time.
+    pub clock: Arc<dyn Clock>,
+}
+
+impl Default for Seams {
+    fn default() -> Self {
+        Self { disk: Arc::new(RealDisk), clock: Arc::new(SystemClock::default()) }
+    }
+}
