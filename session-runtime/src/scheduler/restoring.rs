@@ -1,7 +1,7 @@
 //! Carrying out restores: loads from the tier and recompute on the device, side by side.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 use kernels::backend::Backend;
 use store::CancelFlag;
@@ -22,8 +22,9 @@ pub(super) struct RestoreRun {
     chunks: Vec<Chunk>,
     cancels: Vec<CancelFlag>,
     progress: Progress,
-    begun: Instant,
-    last_arrival: Instant,
+    /// Times of the monotonic clock.
+    begun: Duration,
+    last_arrival: Duration,
     resident: usize,
     /// Leading sealed chunks of the history whose every cell is saved.
     saved_chunks: usize,
@@ -87,7 +88,7 @@ impl<B: Backend> Worker<B> {
             if usable { "absent".to_owned() } else { format!("contract: {}", sequence.foreign.join(", ")) };
         progress.report.refuse(&reason, missing as u64);
         let whole = facts.iter().take_while(|chunk| chunk.tokens == CHUNK_TOKENS && chunk.is_saved());
-        let now = Instant::now();
+        let now = self.clock.monotonic();
         self.next_restore += 1;
         let run = RestoreRun {
             id: self.next_restore,
@@ -99,10 +100,7 @@ impl<B: Backend> Worker<B> {
             begun: now,
             last_arrival: now,
         };
-        let reason = match self.jobs[index].purpose {
-            Purpose::Message { .. } => "turn",
-            Purpose::Restore { .. } => "command",
-        };
+        let reason = self.jobs[index].purpose.as_str();
         self.change(&session, KvEvent::Restore, reason, 0, 0.0);
         self.jobs[index].phase = Phase::Restoring(Box::new(run));
         Ok(())
@@ -163,7 +161,7 @@ impl<B: Backend> Worker<B> {
                     compute.seconds(chunk.tokens, layers, chunk.start as f64 + chunk.tokens as f64 / 2.0)
                 },
                 load: &|cells, bytes| load.seconds(cells, bytes),
-                stalled: run.last_arrival.elapsed().as_secs_f64(),
+                stalled: self.since(run.last_arrival),
             };
             match run.progress.next(chunks_max, &outlook) {
                 Action::Load { chunk, layers } => self.tier.ask(TierRequest::Load {
@@ -208,7 +206,7 @@ impl<B: Backend> Worker<B> {
         let sequence = self.sequences.get(session).ok_or_else(|| Error::no_session(session))?;
         let start = chunks[0].start;
         let rows: usize = chunks.iter().map(|chunk| chunk.tokens).sum();
-        let begun = Instant::now();
+        let begun = self.clock.monotonic();
         let piece = SequenceRows {
             tokens: &sequence.tokens[start..start + rows],
             start,
@@ -216,7 +214,7 @@ impl<B: Backend> Worker<B> {
             logits: LogitRows::None,
         };
         self.engine.forward(&[piece], layers, &mut self.logits)?;
-        let seconds = begun.elapsed().as_secs_f64();
+        let seconds = self.since(begun);
         self.costs.compute.observe(rows, layers, start as f64 + rows as f64 / 2.0, seconds);
         self.tokens_computed += rows as u64;
         Ok(seconds)
@@ -230,6 +228,7 @@ impl<B: Backend> Worker<B> {
         cells: Vec<(u32, Result<Vec<u8>, String>)>,
         seconds: f64,
     ) {
+        let now = self.clock.monotonic();
         let job = self.jobs.iter_mut().find_map(|job| match &mut job.phase {
             Phase::Restoring(run) if run.id == restore => Some((Arc::clone(&job.session), run)),
             _ => None,
@@ -237,7 +236,7 @@ impl<B: Backend> Worker<B> {
         let Some((session, run)) = job else { return };
         let bytes: usize = cells.iter().filter_map(|(_, cell)| cell.as_ref().ok()).map(Vec::len).sum();
         self.costs.load.observe(bytes, seconds);
-        run.last_arrival = Instant::now();
+        run.last_arrival = now;
         let mut refused = Vec::new();
         if run.progress.wants(index)
             && let Some(sequence) = self.sequences.get(&session)
@@ -259,7 +258,7 @@ impl<B: Backend> Worker<B> {
 
     /// Everything is on the device. Returns whether the job is over.
     fn end_restore(&mut self, index: usize, session: &Arc<str>, mut run: RestoreRun) -> bool {
-        let ms = run.begun.elapsed().as_secs_f64() * 1e3;
+        let ms = self.since(run.begun) * 1e3;
         let mut report = run.progress.finish(run.resident);
         report.ms = ms;
         report.round_times();
@@ -272,19 +271,23 @@ impl<B: Backend> Worker<B> {
             sequence.last_restore = Some(report.clone());
             sequence.last_used_ms = self.clock.monotonic_ms();
         }
-        let reason = match self.jobs[index].purpose {
-            Purpose::Message { .. } => "turn",
-            Purpose::Restore { .. } => "command",
-        };
+        let reason = self.jobs[index].purpose.as_str();
         self.change(session, KvEvent::Arrive, reason, report.bytes_loaded, ms);
         self.observer.restored(session, &report);
         self.jobs[index].computed_tokens += report.tokens_recomputed + report.tokens_mixed;
-        if let Purpose::Restore { reply } = &mut self.jobs[index].purpose {
-            if let Some(reply) = reply.take() {
-                let _ = reply.send(Ok(report));
+        match &mut self.jobs[index].purpose {
+            Purpose::Message { .. } => {}
+            Purpose::Restore { reply } => {
+                if let Some(reply) = reply.take() {
+                    let _ = reply.send(Ok(report));
+                }
+                self.jobs.remove(index);
+                return true;
             }
-            self.jobs.remove(index);
-            return true;
+            Purpose::Prefetch => {
+                self.jobs.remove(index);
+                return true;
+            }
         }
         self.begin_running(index);
         false

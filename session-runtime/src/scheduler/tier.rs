@@ -10,6 +10,7 @@ use std::time::Instant;
 use store::Store;
 use store::{CancelFlag, CellWrite, Miss};
 
+use super::port::TierPort;
 use crate::error::Error;
 use crate::kv::chunk::{Chunk, ChunkId, cell_id};
 use crate::kv::contract::Digest;
@@ -60,24 +61,22 @@ impl Tier {
             .map_err(Error::internal)?;
         Ok(Self { store, requests: Some(requests), thread: Some(thread), stop })
     }
+}
 
-    /// Costs that an earlier process measured.
-    pub(super) fn costs(&self) -> Option<Vec<u8>> {
+impl TierPort for Tier {
+    fn costs(&self) -> Option<Vec<u8>> {
         self.store.meta().get(COSTS_KEY).ok().flatten()
     }
 
-    /// Whether the tier has a cell.
-    pub(super) fn contains(&self, chunk: &ChunkId, layer: u32) -> bool {
+    fn contains(&self, chunk: &ChunkId, layer: u32) -> bool {
         self.store.cells().contains(&cell_id(chunk, layer))
     }
 
-    /// Bytes a second that it is throttled to.
-    pub(super) fn limit(&self) -> Option<u64> {
+    fn limit(&self) -> Option<u64> {
         self.store.cells().throttle().bytes_per_s
     }
 
-    /// Asks; the answer comes later.
-    pub(super) fn ask(&self, request: TierRequest) {
+    fn ask(&self, request: TierRequest) {
         if let Some(requests) = &self.requests
             && requests.send(request).is_err()
         {
