@@ -10,7 +10,7 @@ use crate::agent::GuestLimits;
 use crate::error::Error;
 use crate::models::Precision;
 use crate::restore::plan::RestoreMode;
-use crate::scheduler::Speculation;
+use crate::scheduler::{IdlePolicyName, Speculation};
 use crate::session::host::SessionLimits;
 
 /// How much of a tier's speed is used; for tests and for showing plans on fast tiers.
@@ -48,7 +48,9 @@ pub struct Config {
     pub context_length: usize,
     /// How restores choose.
     pub restore_mode: RestoreMode,
-    /// Idle time after which KV leaves the device unasked.
+    /// What becomes of KV while its session rests.
+    pub idle_policy: IdlePolicyName,
+    /// Idle time after which KV leaves the device unasked, whatever the policy says.
     pub idle_ttl: Duration,
     /// Whether sealed chunks are saved when a session becomes idle, so that they survive the process.
     pub save_when_idle: bool,
@@ -96,6 +98,7 @@ impl Default for Config {
             threads: 0,
             context_length: 0,
             restore_mode: RestoreMode::Planned,
+            idle_policy: IdlePolicyName::default(),
             idle_ttl: Duration::from_secs(300),
             save_when_idle: true,
             speculation: Speculation::Auto,

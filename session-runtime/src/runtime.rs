@@ -202,6 +202,7 @@ impl Runtime {
             contract.clone(),
             SchedulerOptions {
                 restore_mode: config.restore_mode,
+                idle_policy: config.idle_policy,
                 idle_ttl_ms: u64::try_from(config.idle_ttl.as_millis()).unwrap_or(u64::MAX),
                 context_length,
                 save_when_idle: config.save_when_idle,

@@ -22,8 +22,8 @@ use session_runtime::models::{self, Tokenizer};
 use session_runtime::restore::plan::RestoreMode;
 use session_runtime::restore::report::RestoreReport;
 use session_runtime::scheduler::{
-    GenerationEvent, GenerationRequest, HostControl, KvObserver, KvTransition, Scheduler, SchedulerOptions,
-    Speculation,
+    GenerationEvent, GenerationRequest, HostControl, IdlePolicyName, KvObserver, KvTransition, RestReason,
+    Scheduler, SchedulerOptions, Speculation,
 };
 use session_runtime::{Config, Runtime};
 use support::{create, say};
@@ -292,6 +292,7 @@ fn scheduler(directory: &Path, checkpoint: &TinyCheckpoint) -> (Scheduler, Arc<T
     let store = store::Store::open(directory, store::StoreOptions::default()).unwrap();
     let options = SchedulerOptions {
         restore_mode: RestoreMode::Load,
+        idle_policy: IdlePolicyName::default(),
         idle_ttl_ms: u64::MAX,
         context_length: 1024,
         save_when_idle: true,
@@ -320,7 +321,7 @@ async fn write(
         stop: Vec::new(),
         constraint: None,
         sampled: Vec::new(),
-        tokenizer: Arc::clone(tokenizer),
+        tokenizer: Some(Arc::clone(tokenizer)),
     };
     scheduler.generate(session, request, events).unwrap();
     let mut written = Vec::new();
@@ -331,7 +332,7 @@ async fn write(
             GenerationEvent::Started { .. } | GenerationEvent::Done { .. } => {}
         }
     }
-    scheduler.rest(session, "end_of_turn").unwrap();
+    scheduler.rest(session, RestReason::EndOfTurn).unwrap();
     written
 }
 

@@ -3,14 +3,18 @@
 //! Owns the only reads of time that reach stored data. Knows nothing of files.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// A source of time. Wall time may jump in both directions; monotonic time never goes back.
 pub trait Clock: Send + Sync {
     /// Milliseconds since the Unix epoch.
     fn now_ms(&self) -> u64;
-    /// Milliseconds since an arbitrary start, never decreasing.
-    fn monotonic_ms(&self) -> u64;
+    /// Time since an arbitrary start, never decreasing.
+    fn monotonic(&self) -> Duration;
+    /// [`Clock::monotonic`] in whole milliseconds.
+    fn monotonic_ms(&self) -> u64 {
+        u64::try_from(self.monotonic().as_millis()).unwrap_or(u64::MAX)
+    }
 }
 
 /// The machine's own clocks.
@@ -40,42 +44,49 @@ impl Clock for SystemClock {
             .map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
     }
 
-    fn monotonic_ms(&self) -> u64 {
-        u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX)
+    fn monotonic(&self) -> Duration {
+        self.start.elapsed()
     }
 }
 
 /// A clock that moves only when told to.
 #[derive(Debug)]
 pub struct ManualClock {
-    wall: AtomicU64,
+    /// Milliseconds that wall time is ahead of monotonic time, modulo 2^64.
+    ahead_ms: AtomicU64,
+    /// Nanoseconds.
     monotonic: AtomicU64,
 }
 
 impl ManualClock {
     /// A clock standing at `wall_ms`, with monotonic time zero.
     pub fn new(wall_ms: u64) -> Self {
-        Self { wall: AtomicU64::new(wall_ms), monotonic: AtomicU64::new(0) }
+        Self { ahead_ms: AtomicU64::new(wall_ms), monotonic: AtomicU64::new(0) }
     }
 
     /// Lets `ms` milliseconds pass: both times move.
     pub fn advance(&self, ms: u64) {
-        self.wall.fetch_add(ms, Ordering::SeqCst);
-        self.monotonic.fetch_add(ms, Ordering::SeqCst);
+        self.pass(Duration::from_millis(ms));
+    }
+
+    /// Lets time pass, to the nanosecond: both times move.
+    pub fn pass(&self, time: Duration) {
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.monotonic.fetch_add(nanos, Ordering::SeqCst);
     }
 
     /// Makes the wall clock jump, as an operator or a time server would; monotonic time stays.
     pub fn set_wall(&self, ms: u64) {
-        self.wall.store(ms, Ordering::SeqCst);
+        self.ahead_ms.store(ms.wrapping_sub(self.monotonic_ms()), Ordering::SeqCst);
     }
 }
 
 impl Clock for ManualClock {
     fn now_ms(&self) -> u64 {
-        self.wall.load(Ordering::SeqCst)
+        self.ahead_ms.load(Ordering::SeqCst).wrapping_add(self.monotonic_ms())
     }
 
-    fn monotonic_ms(&self) -> u64 {
-        self.monotonic.load(Ordering::SeqCst)
+    fn monotonic(&self) -> Duration {
+        Duration::from_nanos(self.monotonic.load(Ordering::SeqCst))
     }
 }

@@ -378,8 +378,9 @@ impl tools::Host for AgentState {
                 format!("the input has {} bytes, more than the limit of {input_bytes}", input.len());
             return Ok(Err(refused(types::ErrorKind::InvalidInput, "input_too_large", message)));
         }
-        let effect = registry.tool(&name).map_or(Effect::Effect, |t| t.effect);
-        let outcome = match scope.begin_tool(&name, &input, effect).await {
+        let (effect, expected_ms) =
+            registry.tool(&name).map_or((Effect::Effect, None), |tool| (tool.effect, tool.expected_ms));
+        let outcome = match scope.begin_tool(&name, &input, effect, expected_ms).await {
             Ok(ToolStart::Recorded(outcome)) => outcome,
             Ok(ToolStart::Run { call_id, again }) => {
                 let outcome = run_tool(scope, &registry, &name, &input, &call_id, again).await;

@@ -225,6 +225,7 @@ impl Registry {
                 wants: Vec::new(),
                 digest: broken.digest.clone(),
                 kind: GuestKind::Wasm,
+                expected_ms: None,
                 error: Some(broken.error.clone()),
             }
         }));

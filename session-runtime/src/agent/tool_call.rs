@@ -131,6 +131,7 @@ fn check_info(info: &wit::ToolInfo, loaded: &Loaded) -> Result<ToolInfo, String>
         wants: info.wants.clone(),
         digest: Some(loaded.digest.to_hex().to_string()),
         kind: GuestKind::Wasm,
+        expected_ms: None,
         error: None,
     })
 }

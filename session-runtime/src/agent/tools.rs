@@ -45,6 +45,8 @@ pub struct ToolInfo {
     pub digest: Option<String>,
     /// Component or native.
     pub kind: GuestKind,
+    /// How long a call usually takes, milliseconds, where the tool says so: the idle policy may believe it.
+    pub expected_ms: Option<u64>,
     /// Why it cannot be used.
     pub error: Option<String>,
 }
@@ -61,8 +63,16 @@ impl ToolInfo {
             wants: Vec::new(),
             digest: None,
             kind: GuestKind::Native,
+            expected_ms: None,
             error: None,
         }
+    }
+
+    /// As this one, with how long a call usually takes.
+    #[must_use]
+    pub fn expecting(mut self, time: Duration) -> Self {
+        self.expected_ms = Some(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+        self
     }
 }
 

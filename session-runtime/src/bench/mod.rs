@@ -2,6 +2,7 @@
 //! `{bench, case, metric, value, unit, against, ratio, n}`.
 
 pub mod engine;
+pub mod idle;
 mod overhead;
 mod peer;
 pub mod restore;
@@ -36,7 +37,7 @@ pub struct Figure {
 }
 
 /// The benchmarks there are.
-pub const NAMES: [&str; 2] = ["engine", "restore"];
+pub const NAMES: [&str; 3] = ["engine", "idle", "restore"];
 
 /// What is measured.
 #[derive(Clone, Debug)]
@@ -59,6 +60,7 @@ pub struct Setup {
 pub async fn run(name: &str, setup: &Setup, tell: &mut (dyn FnMut(Figure) + Send)) -> Result<(), Error> {
     match name {
         "engine" => tokio::task::block_in_place(|| engine::run(setup, tell)),
+        "idle" => idle::run(setup, tell).await,
         "restore" => restore::run(setup, tell).await,
         _ => Err(Error::invalid(
             "bench_not_found",

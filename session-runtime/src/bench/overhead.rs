@@ -16,8 +16,8 @@ use crate::models::Tokenizer;
 use crate::restore::plan::RestoreMode;
 use crate::restore::report::RestoreReport;
 use crate::scheduler::{
-    GenerationEvent, GenerationRequest, HostControl, KvObserver, KvTransition, Scheduler, SchedulerOptions,
-    Speculation,
+    GenerationEvent, GenerationRequest, HostControl, IdlePolicyName, KvObserver, KvTransition, Scheduler,
+    SchedulerOptions, Speculation,
 };
 
 struct Unobserved;
@@ -50,6 +50,7 @@ pub(super) fn measure<B: Backend>(
             store::Store::open(&directory, store::StoreOptions::default()).map_err(Error::internal)?;
         let options = SchedulerOptions {
             restore_mode: RestoreMode::Planned,
+            idle_policy: IdlePolicyName::default(),
             idle_ttl_ms: u64::MAX,
             context_length: prompt.len() + (runs + 1) * length,
             save_when_idle: false,
@@ -107,7 +108,7 @@ async fn message(
         stop: Vec::new(),
         constraint: None,
         sampled: Vec::new(),
-        tokenizer: Arc::clone(tokenizer),
+        tokenizer: Some(Arc::clone(tokenizer)),
     };
     scheduler.generate(session, request, events)?;
     let mut tokens = 0;

@@ -17,7 +17,8 @@ const MODELS: [&str; 3] = ["smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-
 /// Options of `bench`.
 #[derive(Args, Debug)]
 pub(super) struct Bench {
-    /// engine: prefill, decode, perplexity, load time; restore: load, recompute and planned over a throttled disk
+    /// engine: prefill, decode, perplexity, load time; idle: agents that call tools, under each idle policy, on simulated
+    /// time; restore: load, recompute and planned over a throttled disk
     #[arg(value_parser = bench::NAMES)]
     name: String,
     /// A peer's program to measure beside ours, as built by `cargo xtask bench engine --peer llama-cpp`
@@ -50,9 +51,13 @@ impl Bench {
     }
 
     /// Those of [`MODELS`] that are here; all of them, for the error that says how to fetch one, where none is. Restores are
-    /// measured on the two small ones: what is compared does not depend on the model's size.
+    /// measured on the two small ones, idle policies on the smallest: what is compared does not depend on the model's size.
     fn models(&self) -> Vec<String> {
-        let wanted = if self.name == "restore" { &MODELS[..2] } else { &MODELS[..] };
+        let wanted = match self.name.as_str() {
+            "idle" => &MODELS[..1],
+            "restore" => &MODELS[..2],
+            _ => &MODELS[..],
+        };
         let here: Vec<&str> = wanted.iter().copied().filter(|name| catalog::resolve(name).is_ok()).collect();
         let chosen = if here.is_empty() { wanted.to_vec() } else { here };
         chosen.into_iter().map(str::to_owned).collect()

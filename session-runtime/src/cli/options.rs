@@ -11,7 +11,7 @@ use super::failure::{Failure, Outcome};
 use crate::config::Config;
 use crate::models::Precision;
 use crate::restore::plan::RestoreMode;
-use crate::scheduler::Speculation;
+use crate::scheduler::{IdlePolicyName, Speculation};
 
 /// Model used where none is named.
 pub(super) const DEFAULT_MODEL: &str = "qwen2.5-coder-0.5b";
@@ -60,6 +60,11 @@ pub(super) struct Options {
     /// lowest layers recomputed, the others loaded) [default: planned]
     #[arg(long, global = true, value_name = "MODE")]
     restore: Option<RestoreMode>,
+    /// What becomes of KV while its session rests: break_even (kept for as long as moving it takes), tool_history (learns how
+    /// long each tool takes), declared (believes what tools declare), fixed (kept until its TTL), lru or drop (baselines)
+    /// [default: break_even]
+    #[arg(long, global = true, value_name = "NAME")]
+    idle_policy: Option<IdlePolicyName>,
     /// Slows reads of saved KV on disk to this many bytes per second
     #[arg(long, global = true, value_name = "BYTES")]
     throttle_disk: Option<Bytes>,
@@ -142,6 +147,9 @@ impl Options {
         }
         if let Some(threads) = self.threads {
             config.threads = threads;
+        }
+        if let Some(policy) = self.idle_policy {
+            config.idle_policy = policy;
         }
         if let Some(mode) = self.restore {
             config.restore_mode = mode;

@@ -79,6 +79,37 @@ impl<B: Backend> Weights<B> {
         Ok(Self { embedding, layers, output_norm, output, bytes: loader.bytes })
     }
 
+    /// Weights of a device that computes nothing: a model's shape without its numbers.
+    pub fn blank(config: &ModelConfig) -> Self
+    where
+        B::Matrix: Default,
+        B::Vector: Default,
+    {
+        let linear = || Linear { weights: B::Matrix::default(), bias: None };
+        let norms = |there: bool| there.then(|| [B::Vector::default(), B::Vector::default()]);
+        let layer = |_| Layer {
+            attention_norm: B::Vector::default(),
+            query: linear(),
+            head_norms: norms(config.qk_norm),
+            key: linear(),
+            value: linear(),
+            output: linear(),
+            ffn_norm: B::Vector::default(),
+            gate: linear(),
+            up: linear(),
+            down: linear(),
+            key_scales: None,
+            post_norms: norms(config.post_norms),
+        };
+        Self {
+            embedding: B::Matrix::default(),
+            layers: (0..config.layers).map(layer).collect(),
+            output_norm: B::Vector::default(),
+            output: None,
+            bytes: 0,
+        }
+    }
+
     /// Bytes the matrices occupy on the device.
     pub fn bytes(&self) -> usize {
         self.bytes

@@ -21,8 +21,8 @@ pub struct GenerationRequest {
     /// Tokens of this message that were sampled before an interruption; they stand at the end of the
     /// session's history already.
     pub sampled: Vec<u32>,
-    /// The model's tokenizer.
-    pub tokenizer: Arc<Tokenizer>,
+    /// The model's tokenizer; without one, tokens show no text and none of them ends the message.
+    pub tokenizer: Option<Arc<Tokenizer>>,
 }
 
 /// What one sampled token led to.
@@ -43,7 +43,7 @@ pub(super) struct Generation {
     stop: Vec<String>,
     constraint: Option<Constraint>,
     decoder: StreamDecoder,
-    tokenizer: Arc<Tokenizer>,
+    tokenizer: Option<Arc<Tokenizer>>,
     /// Text decoded but not shown yet, because a stop text may begin in it.
     held: String,
 }
@@ -95,7 +95,7 @@ impl Generation {
         let Some(id) = sample(logits, &self.sampling, recent, mask.as_ref(), position) else {
             return Ok(Outcome::End { text: self.rest(), finish: Finish::ConstraintComplete });
         };
-        if self.tokenizer.is_end_of_turn(id) {
+        if self.tokenizer.as_ref().is_some_and(|tokenizer| tokenizer.is_end_of_turn(id)) {
             let finish =
                 if self.constraint.is_some() { Finish::ConstraintComplete } else { Finish::EndOfTurn };
             return Ok(Outcome::End { text: self.rest(), finish });
@@ -116,7 +116,9 @@ impl Generation {
         if let Some(constraint) = &mut self.constraint {
             constraint.accept(id)?;
         }
-        if let Some(text) = self.decoder.push(&self.tokenizer, id) {
+        if let Some(tokenizer) = &self.tokenizer
+            && let Some(text) = self.decoder.push(tokenizer, id)
+        {
             self.held.push_str(&text);
         }
         let found = self.stop.iter().filter_map(|stop| self.held.find(stop.as_str())).min();

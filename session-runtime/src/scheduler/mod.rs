@@ -10,12 +10,16 @@ mod generation;
 mod host;
 mod host_control;
 mod host_loads;
+pub mod idle;
 mod lookup;
+mod port;
+mod resting;
 mod restoring;
 mod room;
 mod saving;
 mod sequence;
 mod sharing;
+pub mod simulation;
 mod stepping;
 mod tier;
 mod view;
@@ -38,6 +42,7 @@ use crate::restore::report::RestoreReport;
 
 pub use generation::GenerationRequest;
 pub use host_control::HostControl;
+pub use idle::{IdlePolicyName, RestReason};
 pub use lookup::Speculation;
 pub use view::{Finish, HostView, KvTransition, KvView};
 
@@ -57,6 +62,8 @@ pub trait KvObserver: Send + 'static {
 pub struct SchedulerOptions {
     /// How restores choose, unless a command says otherwise.
     pub restore_mode: RestoreMode,
+    /// What becomes of KV while its session rests.
+    pub idle_policy: IdlePolicyName,
     /// Idle time after which KV leaves the device unasked, milliseconds.
     pub idle_ttl_ms: u64,
     /// Most tokens of a session.
@@ -137,7 +144,7 @@ enum Command {
     Append { session: Arc<str>, tokens: Vec<u32> },
     Generate { session: Arc<str>, request: Box<GenerationRequest>, events: UnboundedSender<GenerationEvent> },
     Cancel { session: Arc<str> },
-    Rest { session: Arc<str>, reason: &'static str },
+    Rest { session: Arc<str>, reason: RestReason },
     Evict { session: Arc<str>, reply: Reply<KvTransition> },
     Restore { session: Arc<str>, mode: RestoreMode, reply: Reply<RestoreReport> },
     Fork { source: Arc<str>, target: Arc<str>, reply: Reply<()> },
@@ -187,7 +194,8 @@ impl Scheduler {
         let thread = std::thread::Builder::new()
             .name("scheduler".into())
             .spawn(move || {
-                worker::Worker::new(engine, tier, contract, options, clock, observer, stop).run(&messages);
+                worker::Worker::new(engine, Box::new(tier), contract, options, clock, observer, stop)
+                    .run(&messages);
             })
             .map_err(Error::internal)?;
         Ok(Self { inbox, thread: Some(thread), stopping })
@@ -251,7 +259,7 @@ impl Scheduler {
     }
 
     /// Tells that the session will not generate for a while.
-    pub fn rest(&self, session: &Arc<str>, reason: &'static str) -> Result<(), Error> {
+    pub fn rest(&self, session: &Arc<str>, reason: RestReason) -> Result<(), Error> {
         self.send(Command::Rest { session: Arc::clone(session), reason })
     }
 

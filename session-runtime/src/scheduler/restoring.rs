@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 use kernels::backend::Backend;
 use store::{CancelFlag, Lease};
@@ -34,8 +34,9 @@ pub(super) struct RestoreRun {
     /// What keeps its cells on disk.
     _lease: Option<Lease>,
     pub progress: Progress,
-    begun: Instant,
-    last_arrival: Instant,
+    /// Times of the monotonic clock.
+    begun: Duration,
+    last_arrival: Duration,
     resident: usize,
     /// Leading sealed chunks of the history whose every cell is on disk.
     saved_chunks: usize,
@@ -113,7 +114,7 @@ impl<B: Backend> Worker<B> {
         let saved_chunks = resident / CHUNK_TOKENS + on_disk.count();
         let claims = self.claim(mode, &chunks, &facts, &planned.cuts);
         let lease = self.tier.lease(&cells_on_disk(&chunks, &facts, &planned.cuts));
-        let now = Instant::now();
+        let now = self.clock.monotonic();
         self.next_restore += 1;
         let run = RestoreRun {
             id: self.next_restore,
@@ -128,10 +129,7 @@ impl<B: Backend> Worker<B> {
             begun: now,
             last_arrival: now,
         };
-        let reason = match self.jobs[index].purpose {
-            Purpose::Message { .. } => "turn",
-            Purpose::Restore { .. } => "command",
-        };
+        let reason = self.jobs[index].purpose.as_str();
         self.change(&session, KvEvent::Restore, reason, 0, 0.0);
         self.jobs[index].phase = Phase::Restoring(Box::new(run));
         Ok(())
@@ -268,7 +266,7 @@ impl<B: Backend> Worker<B> {
                     compute.seconds(chunk.tokens, layers, chunk.start as f64 + chunk.tokens as f64 / 2.0)
                 },
                 load: &|left| load.seconds(left),
-                stalled: run.last_arrival.elapsed().as_secs_f64(),
+                stalled: self.since(run.last_arrival),
             };
             match run.progress.next(chunks_max, &outlook) {
                 Action::Load { chunk, source: Source::Host, layers } => self.ask_host(run, chunk, layers),
@@ -314,7 +312,7 @@ impl<B: Backend> Worker<B> {
         let sequence = self.sequences.get(session).ok_or_else(|| Error::no_session(session))?;
         let start = chunks[0].start;
         let rows: usize = chunks.iter().map(|chunk| chunk.tokens).sum();
-        let begun = Instant::now();
+        let begun = self.clock.monotonic();
         let piece = SequenceRows {
             tokens: &sequence.tokens[start..start + rows],
             start,
@@ -322,7 +320,7 @@ impl<B: Backend> Worker<B> {
             logits: LogitRows::None,
         };
         self.engine.forward(&[piece], layers, &mut self.logits)?;
-        let seconds = begun.elapsed().as_secs_f64();
+        let seconds = self.since(begun);
         self.costs.compute.observe(rows, layers, start as f64 + rows as f64 / 2.0, seconds);
         self.tokens_computed += rows as u64;
         Ok(seconds)
@@ -361,7 +359,7 @@ impl<B: Backend> Worker<B> {
         source: Source,
         cells: Vec<(u32, Result<CellBytes, String>)>,
     ) {
-        run.last_arrival = Instant::now();
+        run.last_arrival = self.clock.monotonic();
         let mut refused = Vec::new();
         if let Some(lowest) = run.progress.wants(index, source)
             && let Some(sequence) = self.sequences.get(session)
@@ -383,7 +381,7 @@ impl<B: Backend> Worker<B> {
 
     /// Everything is on the device. Returns whether the job is over.
     fn end_restore(&mut self, index: usize, session: &Arc<str>, mut run: RestoreRun) -> bool {
-        let ms = run.begun.elapsed().as_secs_f64() * 1e3;
+        let ms = self.since(run.begun) * 1e3;
         let mut report = run.progress.finish(run.resident);
         report.ms = ms;
         report.round_times();
@@ -396,19 +394,23 @@ impl<B: Backend> Worker<B> {
             sequence.last_restore = Some(report.clone());
             sequence.last_used_ms = self.clock.monotonic_ms();
         }
-        let reason = match self.jobs[index].purpose {
-            Purpose::Message { .. } => "turn",
-            Purpose::Restore { .. } => "command",
-        };
+        let reason = self.jobs[index].purpose.as_str();
         self.change(session, KvEvent::Arrive, reason, report.bytes_loaded, ms);
         self.observer.restored(session, &report);
         self.jobs[index].computed_tokens += report.tokens_recomputed + report.tokens_mixed;
-        if let Purpose::Restore { reply } = &mut self.jobs[index].purpose {
-            if let Some(reply) = reply.take() {
-                let _ = reply.send(Ok(report));
+        match &mut self.jobs[index].purpose {
+            Purpose::Message { .. } => {}
+            Purpose::Restore { reply } => {
+                if let Some(reply) = reply.take() {
+                    let _ = reply.send(Ok(report));
+                }
+                self.jobs.remove(index);
+                return true;
             }
-            self.jobs.remove(index);
-            return true;
+            Purpose::Prefetch => {
+                self.jobs.remove(index);
+                return true;
+            }
         }
         self.begin_running(index);
         false

@@ -1,7 +1,6 @@
 //! Making room: admission in order, eviction of idle sessions, stepping back.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use kernels::backend::Backend;
 
@@ -16,9 +15,12 @@ impl<B: Backend> Worker<B> {
     /// Admits waiting jobs, oldest first. A job that finds no room keeps younger ones waiting, so that
     /// none is overtaken for ever.
     pub(super) fn admit(&mut self) {
+        // A restore ahead of a return never waits: one that was given up is forgotten.
+        self.jobs.retain(|job| !matches!((&job.purpose, &job.phase), (Purpose::Prefetch, Phase::Waiting)));
         let mut index = 0;
         while index < self.jobs.len() {
-            if !matches!(self.jobs[index].phase, Phase::Waiting) {
+            let given_up = matches!(self.jobs[index].purpose, Purpose::Prefetch);
+            if given_up || !matches!(self.jobs[index].phase, Phase::Waiting) {
                 index += 1;
                 continue;
             }
@@ -31,7 +33,7 @@ impl<B: Backend> Worker<B> {
     }
 
     /// Gives a job its pages. `Ok(false)`: not now.
-    fn admit_job(&mut self, index: usize) -> Result<bool, Error> {
+    pub(super) fn admit_job(&mut self, index: usize) -> Result<bool, Error> {
         let session = Arc::clone(&self.jobs[index].session);
         let Some(sequence) = self.sequences.get_mut(&session) else {
             return Err(Error::no_session(&session));
@@ -45,7 +47,7 @@ impl<B: Backend> Worker<B> {
                 }
                 sequence.tokens.len() + 1
             }
-            Purpose::Restore { .. } => sequence.known,
+            Purpose::Restore { .. } | Purpose::Prefetch => sequence.known,
         };
         self.fits(&session, tokens)?;
         let need = self.need(&session, tokens);
@@ -98,12 +100,23 @@ impl<B: Backend> Worker<B> {
                 .get(session)
                 .map_or(0, |sequence| sequence.table.pages_wanted(&worker.pool, need))
         };
-        if wanted(self) > self.pool.free() + self.evictable_pages(session) {
-            return Ok(false);
-        }
         while wanted(self) > self.pool.free() {
-            let Some(victim) = self.victim(session) else { return Ok(false) };
-            self.evict(&victim, "pressure");
+            if wanted(self) <= self.pool.free() + self.evictable_pages(session) {
+                for (_, victim) in self.victims(session) {
+                    if wanted(self) <= self.pool.free() {
+                        break;
+                    }
+                    self.evict(&victim, "pressure");
+                }
+                break;
+            }
+            // A return that is only foreseen yields to one that has come.
+            if !self.give_up_prefetch(session) {
+                return Ok(false);
+            }
+        }
+        if wanted(self) > self.pool.free() {
+            return Ok(false);
         }
         let Some(sequence) = self.sequences.get_mut(session) else { return Ok(false) };
         let copies = sequence.table.prepare_for(&mut self.pool, need).map_err(Error::internal)?;
@@ -138,35 +151,40 @@ impl<B: Backend> Worker<B> {
             .sum()
     }
 
-    /// The session whose eviction costs least: one without a job before one that waits, one whose soft
-    /// TTL has passed before one within it, then the one unused longest.
-    fn victim(&self, keep: &str) -> Option<Arc<str>> {
-        let now = self.clock.monotonic_ms();
-        self.sequences
+    /// Who may be evicted and what keeping each is worth, the cheapest first: those without a job before those that
+    /// wait, then by the price of the idle policy.
+    pub(super) fn victims(&self, keep: &str) -> Vec<(f64, Arc<str>)> {
+        let mut victims: Vec<_> = self
+            .sequences
             .values()
             .filter(|sequence| {
                 &*sequence.id != keep && !sequence.table.is_empty() && self.is_evictable(&sequence.id)
             })
-            .min_by_key(|sequence| {
-                let waits = self.job(&sequence.id).is_some();
-                let within_ttl = sequence.deadline_ms().is_some_and(|deadline| deadline > now);
-                (waits, within_ttl, sequence.last_used_ms, Arc::clone(&sequence.id))
-            })
-            .map(|sequence| Arc::clone(&sequence.id))
+            .map(|sequence| (self.job(&sequence.id).is_some(), self.price(sequence), sequence))
+            .collect();
+        victims.sort_by(|(waits, price, sequence), (other_waits, other_price, other)| {
+            waits
+                .cmp(other_waits)
+                .then_with(|| price.total_cmp(other_price))
+                .then_with(|| sequence.last_used_ms.cmp(&other.last_used_ms))
+                .then_with(|| sequence.id.cmp(&other.id))
+        });
+        victims.into_iter().map(|(_, price, sequence)| (price, Arc::clone(&sequence.id))).collect()
     }
 
     /// Saves what is not saved, then drops the device copy.
     pub(super) fn evict(&mut self, session: &Arc<str>, reason: &str) -> Option<KvTransition> {
-        let begun = Instant::now();
+        let begun = self.clock.monotonic();
         let sequence = self.sequences.get(session)?;
         let computed = sequence.computed;
-        let mut unsaved = chunks(&self.contract_digest, &sequence.tokens[..computed]);
+        let mut kept = computed > 0 && self.policy.saves();
+        let worth = if kept { computed } else { 0 };
+        let mut unsaved = chunks(&self.contract_digest, &sequence.tokens[..worth]);
         for chunk in unsaved.drain(..sequence.save_asked.min(unsaved.len())) {
             // From now on the copy in host memory is the nearest.
             self.host.touch(&chunk.id);
         }
         let mut bytes = 0;
-        let mut kept = computed > 0;
         for chunk in unsaved {
             match self.save_chunk(session, chunk) {
                 Ok(saved) => bytes += saved,
@@ -182,30 +200,14 @@ impl<B: Backend> Worker<B> {
         sequence.table.truncate(&mut self.pool, 0);
         sequence.computed = 0;
         let event = if kept && sequence.state.is_resident() { KvEvent::Evict } else { KvEvent::Drop };
-        let ms = begun.elapsed().as_secs_f64() * 1e3;
+        let ms = self.since(begun) * 1e3;
         self.change(session, event, reason, bytes, ms)
-    }
-
-    /// Evicts sessions whose soft TTL has passed.
-    pub(super) fn evict_expired(&mut self) {
-        let now = self.clock.monotonic_ms();
-        let expired: Vec<Arc<str>> = self
-            .sequences
-            .values()
-            .filter(|sequence| {
-                sequence.deadline_ms().is_some_and(|deadline| deadline <= now)
-                    && self.job(&sequence.id).is_none()
-            })
-            .map(|sequence| Arc::clone(&sequence.id))
-            .collect();
-        for session in expired {
-            self.evict(&session, "ttl");
-        }
     }
 
     /// Evicts on command; answers once the cells are on disk.
     pub(super) fn evict_on_command(&mut self, session: &Arc<str>, reply: Reply<KvTransition>) {
-        let begun = Instant::now();
+        let begun = self.clock.monotonic();
+        self.drop_prefetch(session);
         let outcome = match self.sequences.get(session) {
             None => Err(Error::no_session(session)),
             Some(_) if self.job(session).is_some() => Err(busy(session)),
@@ -234,8 +236,9 @@ impl<B: Backend> Worker<B> {
         if self.saver.in_flight() > 0 {
             return;
         }
+        let now = self.clock.monotonic();
         for (_, mut change, begun, reply) in self.evicting.drain(..) {
-            change.ms = begun.elapsed().as_secs_f64() * 1e3;
+            change.ms = now.saturating_sub(begun).as_secs_f64() * 1e3;
             let _ = reply.send(Ok(change));
         }
     }

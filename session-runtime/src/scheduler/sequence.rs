@@ -1,7 +1,9 @@
 //! What the scheduler knows of one session: tokens, pages, KV state.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use super::idle::RestReason;
 use crate::engine::Tables;
 use crate::kv::chunk::{CHUNK_TOKENS, Chunk, chunks};
 use crate::kv::contract::Digest;
@@ -14,6 +16,14 @@ impl Tables for BlockTable {
     fn pages(&self, layer: usize, kv_head: usize) -> &[PageId] {
         BlockTable::pages(self, layer, kv_head)
     }
+}
+
+/// A rest under way.
+pub(super) struct Rest {
+    /// Why.
+    pub reason: RestReason,
+    /// When it began, on the monotonic clock.
+    pub since: Duration,
 }
 
 /// One session's tokens and KV.
@@ -42,6 +52,12 @@ pub(super) struct Sequence {
     pub last_used_ms: u64,
     /// Idle time after which the KV leaves the device unasked, milliseconds.
     pub idle_ttl_ms: u64,
+    /// Since when and why it has rested.
+    pub rest: Option<Rest>,
+    /// The session it was forked from, until it goes on by itself.
+    pub forked_from: Option<Arc<str>>,
+    /// Whether a fork of it has gone on since it did.
+    pub superseded: bool,
     /// What the last restore did.
     pub last_restore: Option<RestoreReport>,
 }
@@ -73,10 +89,14 @@ impl Sequence {
         (self.saved_chunks * CHUNK_TOKENS).min(self.known)
     }
 
+    /// Whether the KV is on the device, unused.
+    pub(super) fn is_idle(&self) -> bool {
+        matches!(self.state, KvState::Idle | KvState::Restored)
+    }
+
     /// When the soft TTL ends.
     pub(super) fn deadline_ms(&self) -> Option<u64> {
-        matches!(self.state, KvState::Idle | KvState::Restored)
-            .then(|| self.last_used_ms.saturating_add(self.idle_ttl_ms))
+        self.is_idle().then(|| self.last_used_ms.saturating_add(self.idle_ttl_ms))
     }
 
     /// Pages of a chunk in one layer, per KV head; `None` when the layer dropped them.

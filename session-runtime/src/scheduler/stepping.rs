@@ -1,7 +1,6 @@
 //! Steps: one forward pass over the rows of every running session, and what the logits lead to.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use kernels::backend::Backend;
 
@@ -77,7 +76,7 @@ impl<B: Backend> Worker<B> {
             return false;
         }
         self.speculate(&mut shares);
-        let begun = Instant::now();
+        let begun = self.clock.monotonic();
         if let Err(error) = self.run_rows(&shares) {
             for share in &shares {
                 if let Some(index) = self.job(&share.session) {
@@ -86,7 +85,7 @@ impl<B: Backend> Worker<B> {
             }
             return true;
         }
-        let seconds = begun.elapsed().as_secs_f64();
+        let seconds = self.since(begun);
         self.learn(&shares, seconds);
         let tokens = self.take_logits(&shares);
         if let [Share { rows: 1, guess, .. }] = shares.as_slice() {
@@ -235,9 +234,9 @@ impl<B: Backend> Worker<B> {
             });
         }
         self.logits.clear();
-        let begun = Instant::now();
+        let begun = self.clock.monotonic();
         let outcome = self.engine.forward(&sequences, self.engine.config().layers, &mut self.logits);
-        self.forward_seconds += begun.elapsed().as_secs_f64();
+        self.forward_seconds += self.clock.monotonic().saturating_sub(begun).as_secs_f64();
         outcome
     }
 

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use store::{CancelFlag, CellId, CellWrite, Lease, Miss, Store};
 
 use super::host::CellBytes;
+use super::port::TierPort;
 use crate::error::Error;
 use crate::kv::chunk::{Chunk, ChunkId, cell_id};
 use crate::kv::contract::Digest;
@@ -81,19 +82,18 @@ impl Tier {
         };
         Ok(Self { reader: start("tier-read")?, writer: start("tier-write")?, store, stop })
     }
+}
 
-    /// Costs that an earlier process measured.
-    pub(super) fn costs(&self) -> Option<Vec<u8>> {
+impl TierPort for Tier {
+    fn costs(&self) -> Option<Vec<u8>> {
         self.store.meta().get(COSTS_KEY).ok().flatten()
     }
 
-    /// Whether the tier has a cell.
-    pub(super) fn contains(&self, chunk: &ChunkId, layer: u32) -> bool {
+    fn contains(&self, chunk: &ChunkId, layer: u32) -> bool {
         self.store.cells().contains(&cell_id(chunk, layer))
     }
 
-    /// Keeps cells from being dropped for a while; `None` where so many are kept already that these are not.
-    pub(super) fn lease(&self, cells: &[CellId]) -> Option<Lease> {
+    fn lease(&self, cells: &[CellId]) -> Option<Lease> {
         match self.store.leases().acquire(cells, LEASE) {
             Ok(lease) => Some(lease),
             Err(error) => {
@@ -103,13 +103,11 @@ impl Tier {
         }
     }
 
-    /// Bytes a second that it is throttled to.
-    pub(super) fn limit(&self) -> Option<u64> {
+    fn limit(&self) -> Option<u64> {
         self.store.cells().throttle().bytes_per_s
     }
 
-    /// Asks; the answer comes later.
-    pub(super) fn ask(&self, request: TierRequest) {
+    fn ask(&self, request: TierRequest) {
         let served = match request {
             TierRequest::Load { .. } => &self.reader,
             TierRequest::Save { .. } | TierRequest::Remember { .. } => &self.writer,

@@ -65,7 +65,8 @@ pub struct KvTransition {
     pub from: KvState,
     /// To.
     pub to: KvState,
-    /// Why: `turn`, `tool_call`, `end_of_turn`, `pressure`, `command`, `ttl`, `restart`, `fork`, `cut`.
+    /// Why: `turn`, `tool_call`, `end_of_turn`, `pressure`, `command`, `ttl`, `idle`, `prefetch`, `restart`, `fork`,
+    /// `cut`, `shared`, `cancelled`.
     pub reason: String,
     /// Tokens concerned.
     pub tokens: u64,

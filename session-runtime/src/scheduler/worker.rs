@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kernels::backend::Backend;
 use store::Clock;
@@ -13,11 +13,13 @@ use tokio::sync::mpsc::UnboundedSender;
 use super::generation::{Generation, GenerationRequest};
 use super::host::HostTier;
 use super::host_control::HostPipe;
+use super::idle::{IdlePolicy, Watermarks};
 use super::lookup::Gain;
+use super::port::TierPort;
 use super::restoring::RestoreRun;
 use super::saving::Saver;
 use super::sequence::Sequence;
-use super::tier::{Tier, TierAnswer, TierRequest};
+use super::tier::{TierAnswer, TierRequest};
 use super::{
     Command, DeviceView, Finish, GenerationEvent, KvObserver, KvTransition, KvView, Message, Reply,
     SchedulerOptions,
@@ -34,7 +36,7 @@ use crate::restore::plan::RestoreMode;
 use crate::restore::report::RestoreReport;
 
 /// How often idle sessions are looked at, and the longest sleep while a restore waits for its tier.
-const TICK: Duration = Duration::from_millis(200);
+pub(super) const TICK: Duration = Duration::from_millis(200);
 const RESTORE_POLL: Duration = Duration::from_millis(2);
 /// Least time between two writes of the measured costs.
 const COSTS_KEPT_EVERY: Duration = Duration::from_secs(2);
@@ -54,6 +56,19 @@ pub(super) enum Purpose {
     },
     /// Bring the KV back, on command.
     Restore { reply: Option<Reply<RestoreReport>> },
+    /// Bring the KV back ahead of a return that is foreseen. It never waits, and yields to whoever needs its pages.
+    Prefetch,
+}
+
+impl Purpose {
+    /// The reason that its transitions of KV give.
+    pub(super) fn as_str(&self) -> &'static str {
+        match self {
+            Self::Message { .. } => "turn",
+            Self::Restore { .. } => "command",
+            Self::Prefetch => "prefetch",
+        }
+    }
 }
 
 /// Where a job stands.
@@ -81,12 +96,15 @@ pub(super) struct Worker<B: Backend> {
     pub pool: PagePool,
     /// Which tokens each layer keeps.
     pub shape: Arc<TableShape>,
-    pub tier: Tier,
+    pub tier: Box<dyn TierPort>,
     pub host: HostTier,
     pub host_pipe: HostPipe,
     pub contract: Contract,
     pub contract_digest: Digest,
     pub options: SchedulerOptions,
+    /// What becomes of KV at rest.
+    pub policy: Box<dyn IdlePolicy>,
+    pub watermarks: Watermarks,
     pub clock: Arc<dyn Clock>,
     pub observer: Box<dyn KvObserver>,
     pub sequences: HashMap<Arc<str>, Sequence>,
@@ -94,11 +112,11 @@ pub(super) struct Worker<B: Backend> {
     pub jobs: VecDeque<Job>,
     pub saver: Saver,
     pub costs: Costs,
-    costs_kept: Instant,
+    costs_kept: Duration,
     pub logits: Vec<f32>,
     pub next_restore: u64,
     pub settling: Vec<Reply<()>>,
-    pub evicting: Vec<(Arc<str>, KvTransition, Instant, Reply<KvTransition>)>,
+    pub evicting: Vec<(Arc<str>, KvTransition, Duration, Reply<KvTransition>)>,
     pub tokens_computed: u64,
     pub tokens_reused: u64,
     /// Seconds of work, and those of them in the forward passes of steps.
@@ -106,13 +124,13 @@ pub(super) struct Worker<B: Backend> {
     pub forward_seconds: f64,
     pub gain: Gain,
     stopping: Arc<AtomicBool>,
-    last_tick: Instant,
+    last_tick: Duration,
 }
 
 impl<B: Backend> Worker<B> {
     pub(super) fn new(
         engine: Engine<B>,
-        tier: Tier,
+        tier: Box<dyn TierPort>,
         contract: Contract,
         options: SchedulerOptions,
         clock: Arc<dyn Clock>,
@@ -120,6 +138,7 @@ impl<B: Backend> Worker<B> {
         stopping: Arc<AtomicBool>,
     ) -> Self {
         let pool = PagePool::new(engine.pool_spec().pages);
+        let now = clock.monotonic();
         let config = engine.config();
         let windows = config.layer_kinds.iter().map(|kind| kind.window()).collect();
         let shape = Arc::new(TableShape::new(windows, config.kv_heads, engine.step_rows()));
@@ -133,6 +152,8 @@ impl<B: Backend> Worker<B> {
             host: HostTier::new(options.host_budget_bytes),
             host_pipe: HostPipe::default(),
             contract,
+            policy: options.idle_policy.policy(),
+            watermarks: Watermarks::default(),
             options,
             clock,
             observer,
@@ -140,7 +161,7 @@ impl<B: Backend> Worker<B> {
             jobs: VecDeque::new(),
             saver: Saver::default(),
             costs: kept.unwrap_or_default(),
-            costs_kept: Instant::now(),
+            costs_kept: now,
             logits: Vec::new(),
             next_restore: 0,
             settling: Vec::new(),
@@ -151,7 +172,7 @@ impl<B: Backend> Worker<B> {
             forward_seconds: 0.0,
             gain: Gain::default(),
             stopping,
-            last_tick: Instant::now(),
+            last_tick: now,
         }
     }
 
@@ -164,27 +185,13 @@ impl<B: Backend> Worker<B> {
                 self.jobs.clear();
                 return;
             }
-            if self.last_tick.elapsed() >= TICK {
-                self.last_tick = Instant::now();
-                self.evict_expired();
-            }
-            let begun = Instant::now();
-            worked = self.work();
-            if worked {
-                self.busy_seconds += begun.elapsed().as_secs_f64();
-            }
+            worked = self.turn();
         }
     }
 
     /// Takes every waiting message; sleeps for the first when there is nothing to do. False: stop.
     fn receive(&mut self, messages: &Receiver<Message>, worked: bool) -> bool {
-        let patience = if worked {
-            Duration::ZERO
-        } else if self.jobs.iter().any(|job| matches!(job.phase, Phase::Restoring(_))) {
-            RESTORE_POLL
-        } else {
-            TICK
-        };
+        let patience = if worked { Duration::ZERO } else { self.patience() };
         let mut first = match messages.recv_timeout(patience) {
             Ok(message) => Some(message),
             Err(RecvTimeoutError::Timeout) => None,
@@ -200,6 +207,32 @@ impl<B: Backend> Worker<B> {
         }
     }
 
+    /// How long the loop may sleep when there is nothing to do.
+    pub(super) fn patience(&self) -> Duration {
+        let restores = self.jobs.iter().any(|job| matches!(job.phase, Phase::Restoring(_)));
+        if restores { RESTORE_POLL } else { TICK }
+    }
+
+    /// What is due by the clock, then one piece of work; whether there was any.
+    pub(super) fn turn(&mut self) -> bool {
+        let begun = self.clock.monotonic();
+        if begun.saturating_sub(self.last_tick) >= TICK {
+            self.last_tick = begun;
+            self.evict_expired();
+            self.prefetch_some();
+        }
+        let worked = self.work();
+        if worked {
+            self.busy_seconds += self.since(begun);
+        }
+        worked
+    }
+
+    /// Seconds since a time of the monotonic clock.
+    pub(super) fn since(&self, begun: Duration) -> f64 {
+        self.clock.monotonic().saturating_sub(begun).as_secs_f64()
+    }
+
     /// One piece of work; whether there was any.
     fn work(&mut self) -> bool {
         let mut worked = self.save_some();
@@ -210,7 +243,7 @@ impl<B: Backend> Worker<B> {
         worked
     }
 
-    fn command(&mut self, command: Command) {
+    pub(super) fn command(&mut self, command: Command) {
         match command {
             Command::Open { session, tokens, saved_under, idle_ttl_ms } => {
                 self.open(session, tokens, saved_under.as_deref(), idle_ttl_ms);
@@ -245,7 +278,7 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    fn tier_answer(&mut self, answer: TierAnswer) {
+    pub(super) fn tier_answer(&mut self, answer: TierAnswer) {
         match answer {
             TierAnswer::Saved { session, chunk, bytes, outcome } => {
                 self.saved(&session, &chunk, bytes, outcome);
@@ -298,6 +331,9 @@ impl<B: Backend> Worker<B> {
             saved_end: 0,
             last_used_ms: self.clock.monotonic_ms(),
             idle_ttl_ms: idle_ttl_ms.unwrap_or(self.options.idle_ttl_ms),
+            rest: None,
+            forked_from: None,
+            superseded: false,
             last_restore: None,
         };
         self.sequences.insert(session, sequence);
@@ -311,7 +347,7 @@ impl<B: Backend> Worker<B> {
     ) {
         let failure = match self.sequences.get(&session) {
             None => Some(Error::no_session(&session)),
-            Some(_) if self.job(&session).is_some() => Some(busy(&session)),
+            Some(_) if self.is_busy(&session) => Some(busy(&session)),
             Some(sequence) if sequence.tokens.is_empty() => {
                 Some(Error::invalid("empty_prompt", "the session has no tokens to continue from"))
             }
@@ -330,14 +366,9 @@ impl<B: Backend> Worker<B> {
         );
         match purpose {
             Ok(purpose) => {
+                self.wake(&session);
                 self.share_prefix(&session);
-                self.jobs.push_back(Job {
-                    session,
-                    purpose,
-                    phase: Phase::Waiting,
-                    mode: self.options.restore_mode,
-                    computed_tokens: 0,
-                });
+                self.enqueue(session, purpose, self.options.restore_mode);
             }
             Err(error) => {
                 let _ = events.send(GenerationEvent::Failed(error));
@@ -346,9 +377,10 @@ impl<B: Backend> Worker<B> {
     }
 
     fn restore_on_command(&mut self, session: Arc<str>, mode: RestoreMode, reply: Reply<RestoreReport>) {
+        self.drop_prefetch(&session);
         let failure = match self.sequences.get(&session) {
             None => Some(Error::no_session(&session)),
-            Some(_) if self.job(&session).is_some() => Some(busy(&session)),
+            Some(_) if self.is_busy(&session) => Some(busy(&session)),
             Some(sequence) if sequence.known == 0 => {
                 Some(Error::invalid("nothing_to_restore", format!("session '{session}' has no KV yet")))
             }
@@ -358,13 +390,22 @@ impl<B: Backend> Worker<B> {
             Some(error) => {
                 let _ = reply.send(Err(error));
             }
-            None => self.jobs.push_back(Job {
-                session,
-                purpose: Purpose::Restore { reply: Some(reply) },
-                phase: Phase::Waiting,
-                mode,
-                computed_tokens: 0,
-            }),
+            None => self.enqueue(session, Purpose::Restore { reply: Some(reply) }, mode),
+        }
+    }
+
+    /// Whether a session has a job that it must wait for.
+    fn is_busy(&self, session: &str) -> bool {
+        self.job(session).is_some_and(|index| !matches!(self.jobs[index].purpose, Purpose::Prefetch))
+    }
+
+    /// Adds a job; one whose KV is on its way back already goes on with that.
+    fn enqueue(&mut self, session: Arc<str>, purpose: Purpose, mode: RestoreMode) {
+        match self.job(&session) {
+            Some(index) => self.jobs[index].purpose = purpose,
+            None => {
+                self.jobs.push_back(Job { session, purpose, phase: Phase::Waiting, mode, computed_tokens: 0 })
+            }
         }
     }
 
@@ -407,7 +448,7 @@ impl<B: Backend> Worker<B> {
     }
 
     /// Takes a job off the list; a restore under way is given up first.
-    fn remove_job(&mut self, index: usize) -> Option<Job> {
+    pub(super) fn remove_job(&mut self, index: usize) -> Option<Job> {
         let job = self.jobs.remove(index)?;
         if matches!(job.phase, Phase::Restoring(_)) {
             self.abandon_restore(&job.session);
@@ -418,25 +459,13 @@ impl<B: Backend> Worker<B> {
         Some(job)
     }
 
-    fn rest(&mut self, session: &Arc<str>, reason: &'static str) {
-        let now = self.clock.monotonic_ms();
-        let Some(sequence) = self.sequences.get_mut(session) else { return };
-        sequence.last_used_ms = now;
-        if sequence.state == KvState::Active {
-            self.change(session, KvEvent::Rest, reason, 0, 0.0);
-        }
-        if self.options.save_when_idle {
-            self.saver.enqueue(session);
-        }
-        self.keep_costs();
-    }
-
     /// Keeps the measured costs for the next start, now and then.
-    fn keep_costs(&mut self) {
-        if self.costs_kept.elapsed() < COSTS_KEPT_EVERY {
+    pub(super) fn keep_costs(&mut self) {
+        let now = self.clock.monotonic();
+        if now.saturating_sub(self.costs_kept) < COSTS_KEPT_EVERY {
             return;
         }
-        self.costs_kept = Instant::now();
+        self.costs_kept = now;
         if let Ok(costs) = serde_json::to_vec(&self.costs) {
             self.tier.ask(TierRequest::Remember { costs });
         }
@@ -480,6 +509,9 @@ impl<B: Backend> Worker<B> {
             saved_end: source.saved_end,
             last_used_ms: now,
             idle_ttl_ms: source.idle_ttl_ms,
+            rest: None,
+            forked_from: Some(Arc::clone(&source.id)),
+            superseded: false,
             last_restore: None,
         };
         self.sequences.insert(target, forked);
@@ -487,6 +519,7 @@ impl<B: Backend> Worker<B> {
     }
 
     fn cut(&mut self, session: &str, start: usize, end: usize) -> Result<(), Error> {
+        self.drop_prefetch(session);
         if self.job(session).is_some() {
             return Err(busy(session));
         }
@@ -534,7 +567,7 @@ impl<B: Backend> Worker<B> {
         })
     }
 
-    fn device(&self) -> DeviceView {
+    pub(super) fn device(&self) -> DeviceView {
         DeviceView {
             pages_total: self.pool.total() as u64,
             pages_free: self.pool.free() as u64,

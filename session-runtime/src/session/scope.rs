@@ -17,6 +17,7 @@ use super::view::{KvView, SegmentView};
 use super::writing::Writing;
 use crate::error::{Error, ErrorKind};
 use crate::ids;
+use crate::scheduler::RestReason;
 
 /// Log lines an agent may write in one turn, and the longest.
 const LOG_LINES: u32 = 256;
@@ -236,15 +237,22 @@ impl TurnScope {
         Ok(result)
     }
 
-    /// Records the intent to call a tool and lets the KV rest while it runs.
+    /// Records the intent to call a tool and lets the KV rest while it runs, for as long as the tool declares.
     ///
     /// # Errors
     /// `outcome_unknown` when a tool with effects was interrupted, or the store.
-    pub async fn begin_tool(&mut self, tool: &str, input: &str, effect: Effect) -> Result<ToolStart, Error> {
+    pub async fn begin_tool(
+        &mut self,
+        tool: &str,
+        input: &str,
+        effect: Effect,
+        declared_ms: Option<u64>,
+    ) -> Result<ToolStart, Error> {
         self.refuse_while_writing()?;
         let call = self.replay.begin_call();
         tool.clone_into(&mut self.tool);
-        self.session.host.scheduler.rest(&self.session.id, "tool_call")?;
+        let reason = RestReason::ToolCall { tool: tool.into(), declared_ms };
+        self.session.host.scheduler.rest(&self.session.id, reason)?;
         if let Some(recorded) = self.replay.take(call, "call a tool")? {
             return match recorded {
                 SessionEvent::ToolStarted { call_id, tool: t, input: i, effect, .. }

@@ -15,6 +15,7 @@ use super::view::{SessionStatus, TurnError, TurnStatus, TurnView, Usage};
 use crate::error::{Error, ErrorKind};
 use crate::ids;
 use crate::kv::contract::Relation;
+use crate::scheduler::RestReason;
 
 impl Session {
     /// Begins a turn, or gives the turn that this id began before. It runs on whoever listens.
@@ -200,7 +201,7 @@ impl Session {
                 (status, Some(TurnError { code: error.code.into_owned(), message: error.message }))
             }
         };
-        self.host.scheduler.rest(&self.id, "end_of_turn")?;
+        self.host.scheduler.rest(&self.id, RestReason::EndOfTurn)?;
         let (finish, usage) =
             self.record().turn(turn).map_or((None, Usage::default()), |turn| (turn.finish, turn.usage));
         let turn = turn.to_owned();

@@ -145,7 +145,7 @@ impl TurnScope {
             stop: writing.options.stop.clone(),
             constraint: host.constraint(&writing.options.constraint)?,
             sampled: writing.sampled.clone(),
-            tokenizer: Arc::clone(&host.tokenizer),
+            tokenizer: Some(Arc::clone(&host.tokenizer)),
         };
         let (events, inbox) = unbounded_channel();
         host.scheduler.generate(&self.session.id, request, events)?;

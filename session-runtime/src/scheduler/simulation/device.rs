@@ -1,0 +1,183 @@
+//! A device that computes nothing: every operation takes the time that was measured of a real one, on a clock that moves
+//! only so, and every logit is zero. The forward pass, and everything above it, is the real one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kernels::backend::{
+    AttentionShape, Backend, MatrixSpec, Output, PageId, PoolSpec, RopePairing, RowGroup,
+};
+use kernels::error::KernelError;
+use serde::{Deserialize, Serialize};
+use store::ManualClock;
+
+/// Seconds that steps take, and copies between pages and cells.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeviceCost {
+    /// Of a step, whatever its rows: reading the weights.
+    pub step: f64,
+    /// Of a row.
+    pub row: f64,
+    /// Of a row, for each token before it.
+    pub context: f64,
+    /// Of a row's logits.
+    pub logits: f64,
+    /// Bytes a second that are copied between pages and cells.
+    pub copy_bytes_per_s: f64,
+}
+
+/// The device.
+#[derive(Debug)]
+pub(super) struct SimulatedDevice {
+    pub clock: Arc<ManualClock>,
+    pub cost: DeviceCost,
+    pub layers: usize,
+}
+
+impl SimulatedDevice {
+    fn pass(&self, seconds: f64) {
+        self.clock.pass(Duration::try_from_secs_f64(seconds).unwrap_or_default());
+    }
+}
+
+type Done = Result<(), KernelError>;
+
+impl Backend for SimulatedDevice {
+    type Matrix = ();
+    type Vector = ();
+    type Tensor = ();
+    type Pool = ();
+    type Rope = ();
+
+    fn name(&self) -> &'static str {
+        "simulated"
+    }
+
+    fn numerics_class(&self) -> &'static str {
+        "simulated"
+    }
+
+    fn describe(&self) -> String {
+        "a device that computes nothing, on simulated time".to_owned()
+    }
+
+    fn load_matrix(&self, _: &MatrixSpec, _: &[u8]) -> Done {
+        Ok(())
+    }
+
+    fn load_vector(&self, _: &str, _: &[f32]) -> Done {
+        Ok(())
+    }
+
+    fn tensor(&self, _: usize, _: usize) -> Done {
+        Ok(())
+    }
+
+    fn pool(&self, _: PoolSpec) -> Done {
+        Ok(())
+    }
+
+    fn rope_table(&self, _: f32, _: usize, _: usize) -> Done {
+        Ok(())
+    }
+
+    fn matrix_bytes(&self, (): &()) -> usize {
+        0
+    }
+
+    fn embed(&self, (): &(), _: &[u32], (): &mut ()) -> Done {
+        Ok(())
+    }
+
+    fn linear(&self, (): &(), _: Option<&()>, (): &(), (): &mut (), _: usize) -> Done {
+        Ok(())
+    }
+
+    fn linears(&self, _: &mut [Output<'_, Self>], (): &(), _: usize) -> Done {
+        Ok(())
+    }
+
+    fn rms_norm(&self, (): &(), (): &(), _: f32, (): &mut (), _: usize) -> Done {
+        Ok(())
+    }
+
+    fn head_norm(&self, (): &mut (), _: usize, (): &(), _: f32, _: usize) -> Done {
+        Ok(())
+    }
+
+    fn scale(&self, (): &mut (), _: f32, _: usize) -> Done {
+        Ok(())
+    }
+
+    fn scale_channels(&self, (): &mut (), (): &(), _: usize) -> Done {
+        Ok(())
+    }
+
+    fn add(&self, (): &mut (), (): &(), _: usize) -> Done {
+        Ok(())
+    }
+
+    fn swiglu(&self, (): &mut (), (): &(), _: usize) -> Done {
+        Ok(())
+    }
+
+    fn geglu(&self, (): &mut (), (): &(), _: usize) -> Done {
+        Ok(())
+    }
+
+    fn rope(&self, (): &mut (), _: usize, _: usize, (): &(), _: RopePairing, _: &[u32]) -> Done {
+        Ok(())
+    }
+
+    /// Called once for each layer of a step, so that the layer's time passes here.
+    fn append(&self, (): &mut (), _: AttentionShape, groups: &[RowGroup<'_>], (): &(), (): &()) -> Done {
+        let rows: usize = groups.iter().map(|group| group.rows).sum();
+        let context: f64 = groups
+            .iter()
+            .map(|group| group.rows as f64 * (group.start as f64 + group.rows as f64 / 2.0))
+            .sum();
+        let whole = self.cost.step + self.cost.row * rows as f64 + self.cost.context * context;
+        self.pass(whole / self.layers as f64);
+        Ok(())
+    }
+
+    fn attention(
+        &self,
+        (): &(),
+        _: AttentionShape,
+        _: &[RowGroup<'_>],
+        (): &(),
+        (): &mut (),
+        _: Option<&mut [f32]>,
+    ) -> Done {
+        Ok(())
+    }
+
+    fn gather_rows(&self, (): &(), rows: &[usize], (): &mut ()) -> Done {
+        self.pass(self.cost.logits * rows.len() as f64);
+        Ok(())
+    }
+
+    fn read(&self, (): &(), _: usize, out: &mut [f32]) -> Done {
+        out.fill(0.0);
+        Ok(())
+    }
+
+    fn write(&self, (): &mut (), _: &[f32]) -> Done {
+        Ok(())
+    }
+
+    fn copy_page(&self, (): &mut (), _: PageId, _: PageId) -> Done {
+        Ok(())
+    }
+
+    fn gather_cell(&self, (): &(), _: &[&[PageId]], _: usize, cell: &mut [u8]) -> Done {
+        self.pass(cell.len() as f64 / self.cost.copy_bytes_per_s);
+        Ok(())
+    }
+
+    fn scatter_cell(&self, (): &mut (), _: &[&[PageId]], _: usize, cell: &[u8]) -> Done {
+        self.pass(cell.len() as f64 / self.cost.copy_bytes_per_s);
+        Ok(())
+    }
+}
