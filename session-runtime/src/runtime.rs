@@ -1,16 +1,18 @@
 //! The library's face: a runtime that an application opens, and everything it can ask of it.
 
+mod opening;
+
 use std::sync::Arc;
 
 use kernels::backend::{Backend, KvType};
 use kernels::cpu::{CpuBackend, CpuOptions};
 use serde::Serialize;
-use store::{Clock, Store, StoreOptions};
+use store::{Clock, Store};
 
 use crate::agent::{AgentInfo, Guests, GuestsConfig, NativeTool, ToolInfo};
-use crate::config::{CONTEXT_LENGTH_DEFAULT, Config, Throttle};
+use crate::config::{CONTEXT_LENGTH_DEFAULT, Config};
 use crate::engine::{self, EngineOptions};
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::kv::contract::{Contract, cell_layout, hex};
 use crate::models::constraint::ConstraintFactory;
 use crate::models::progress::{Listener, Silent};
@@ -25,6 +27,9 @@ use crate::session::live::{JournalObserver, SessionMap};
 use crate::session::manager::SessionManager;
 use crate::session::spec::{Role, SessionSpec, TurnRequest};
 use crate::session::view::{Event, KvTransition, KvView, SegmentView, SessionView, TurnView};
+
+pub(crate) use opening::recovery_lines;
+use opening::{check_memory, open_store, throttle};
 
 /// Rows of a step: the largest piece of a prompt computed at once.
 pub const STEP_ROWS: usize = 256;
@@ -508,67 +513,6 @@ impl Runtime {
         let closed = tokio::task::spawn_blocking(move || store.close()).await.map_err(Error::internal)?;
         closed.map_err(Error::internal)
     }
-}
-
-fn open_store(config: &Config, seams: Seams) -> Result<Store, Error> {
-    let options = StoreOptions {
-        disk: seams.disk,
-        clock: seams.clock,
-        cell_quota_bytes: config.disk_quota_bytes,
-        probe: config.probe.clone().map(|mut command| {
-            command.push(config.data_dir.clone().into_os_string());
-            command
-        }),
-        ..StoreOptions::default()
-    };
-    let store = Store::open(&config.data_dir, options).map_err(|error| {
-        let code = match &error {
-            store::OpenError::InUse { .. } => "data_dir_in_use",
-            store::OpenError::NewerFormat { .. } => "data_dir_newer",
-            _ => "data_dir",
-        };
-        Error::new(ErrorKind::Conflict, code, error.to_string())
-    })?;
-    store.cells().set_throttle(throttle(config.throttle));
-    Ok(store)
-}
-
-fn throttle(throttle: Throttle) -> store::Throttle {
-    store::Throttle { bytes_per_s: throttle.bytes_per_s, latency: throttle.latency }
-}
-
-/// Refuses a host tier that what is left of memory beside the model could not hold.
-fn check_memory(host_budget: u64) -> Result<(), Error> {
-    match engine::memory_available() {
-        Some(available) if host_budget > available => Err(Error::new(
-            ErrorKind::Limit,
-            "out_of_memory",
-            format!(
-                "a host budget of {host_budget} bytes is more than the {available} bytes of memory that the model leaves: \
-                 lower --host-budget, or turn the host tier off with 0"
-            ),
-        )),
-        _ => Ok(()),
-    }
-}
-
-/// What an operator should know of how the data directory was opened.
-pub(crate) fn recovery_lines(report: &store::RecoveryReport) -> Vec<String> {
-    let mut lines = Vec::new();
-    if let Some(reason) = &report.rebuilt {
-        lines.push(format!("the metadata index was rebuilt from the journal: {reason}"));
-    }
-    lines.extend(report.quarantined.iter().map(|path| format!("kept for inspection: {path}")));
-    let counts = [
-        (report.torn_tail_bytes, "bytes of unfinished writes were cut from the logs"),
-        (report.damaged.len() as u64, "damaged ranges of the logs were skipped"),
-        (report.missing_records, "records are missing"),
-        (report.cells_recovered, "saved cells were found that the index had missed"),
-        (report.cells_dropped, "saved cells are gone with their packs and will be recomputed"),
-    ];
-    lines
-        .extend(counts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")));
-    lines
 }
 
 /// The contract of a model on a backend.
