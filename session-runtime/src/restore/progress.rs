@@ -88,6 +88,8 @@ pub struct Progress {
     forced: bool,
     chunks: Vec<ChunkProgress>,
     in_flight: usize,
+    /// Whether nobody waits for it: little is asked of the tier ahead, so that others find it free.
+    patient: bool,
     /// Whether some layer does not keep every token.
     windows: bool,
     /// One past the last chunk that was computed since compute last began at the first.
@@ -123,7 +125,17 @@ impl Progress {
                 needed: chunk.needed.clone(),
             })
             .collect();
-        Self { layers, token_bytes, forced, chunks, in_flight: 0, windows, frontier: 0, report }
+        Self {
+            layers,
+            token_bytes,
+            forced,
+            chunks,
+            in_flight: 0,
+            patient: false,
+            windows,
+            frontier: 0,
+            report,
+        }
     }
 
     fn complete(&self, chunk: &ChunkProgress) -> bool {
@@ -182,7 +194,19 @@ impl Progress {
     fn may_ask(&self) -> bool {
         let asked = self.chunks.iter().filter(|chunk| chunk.load == Load::Asked);
         let bytes: usize = asked.map(|chunk| chunk.loads().count() * chunk.tokens * self.token_bytes).sum();
-        self.in_flight < LOADING_CHUNKS || bytes < LOADING_BYTES
+        self.in_flight < LOADING_CHUNKS || (bytes < LOADING_BYTES && !self.patient)
+    }
+
+    /// Nobody waits for this restore: the tier is waited for, and asked for little at once.
+    pub fn be_patient(&mut self) {
+        (self.patient, self.forced) = (true, true);
+        self.report.forced = false;
+    }
+
+    /// Somebody waits for it now: from here on it goes by predictions, unless its `mode` is forced.
+    pub fn hurry(&mut self, mode: RestoreMode) {
+        (self.patient, self.forced) = (false, mode != RestoreMode::Planned);
+        self.report.forced = self.forced;
     }
 
     fn ask(&mut self, chunk: usize) -> Action {
@@ -546,6 +570,22 @@ mod tests {
             }
         }
         panic!("the restore does not end");
+    }
+
+    #[test]
+    fn i4_a_patient_restore_hurries_once_someone_waits() {
+        let mut progress = Progress::new(&chunks(4), &[0; 4], LAYERS, 8, RestoreMode::Load);
+        progress.be_patient();
+        let (compute, load) = (|_: usize| 1.0, |_: usize, _: usize| 9.0);
+        let next = |progress: &mut Progress| progress.next(4, &outlook(&compute, &load, 100.0));
+        for _ in 0..LOADING_CHUNKS {
+            assert!(matches!(next(&mut progress), Action::Load { .. }));
+        }
+        assert_eq!(next(&mut progress), Action::Wait, "however slow the tier is");
+        progress.hurry(RestoreMode::Planned);
+        let asked: Vec<Action> = (0..2).map(|_| next(&mut progress)).collect();
+        assert!(asked.iter().all(|action| matches!(action, Action::Load { .. })), "{asked:?}");
+        assert_eq!(next(&mut progress), Action::Compute { chunk: 0, chunks: 4, layers: LAYERS });
     }
 
     #[test]

@@ -7,7 +7,7 @@ use kernels::backend::Backend;
 use store::CancelFlag;
 
 use super::tier::TierRequest;
-use super::worker::{Phase, Purpose, Worker};
+use super::worker::{Job, Phase, Purpose, Worker};
 use crate::engine::{LogitRows, SequenceRows};
 use crate::error::Error;
 use crate::kv::chunk::{CHUNK_TOKENS, Chunk};
@@ -44,6 +44,11 @@ enum Advance {
 }
 
 impl RestoreRun {
+    /// Somebody waits for it now.
+    pub(super) fn hurry(&mut self, mode: RestoreMode) {
+        self.progress.hurry(mode);
+    }
+
     /// Tells the tier that nothing more is wanted.
     pub(super) fn cancel(&self) {
         for cancel in &self.cancels {
@@ -90,7 +95,7 @@ impl<B: Backend> Worker<B> {
         let whole = facts.iter().take_while(|chunk| chunk.tokens == CHUNK_TOKENS && chunk.is_saved());
         let now = self.clock.monotonic();
         self.next_restore += 1;
-        let run = RestoreRun {
+        let mut run = RestoreRun {
             id: self.next_restore,
             cancels: chunks.iter().map(|_| CancelFlag::default()).collect(),
             saved_chunks: sequence.computed / CHUNK_TOKENS + whole.count(),
@@ -102,6 +107,9 @@ impl<B: Backend> Worker<B> {
         };
         let reason = self.jobs[index].purpose.as_str();
         self.change(&session, KvEvent::Restore, reason, 0, 0.0);
+        if matches!(self.jobs[index].purpose, Purpose::Prefetch) {
+            run.progress.be_patient();
+        }
         self.jobs[index].phase = Phase::Restoring(Box::new(run));
         Ok(())
     }
@@ -110,8 +118,12 @@ impl<B: Backend> Worker<B> {
     pub(super) fn restore_some(&mut self) -> bool {
         let mut worked = false;
         let mut index = 0;
+        let restores = |job: &Job| matches!(job.phase, Phase::Restoring(_));
+        let awaited = self.jobs.iter().any(|job| restores(job) && !matches!(job.purpose, Purpose::Prefetch));
         while index < self.jobs.len() {
-            if !matches!(self.jobs[index].phase, Phase::Restoring(_)) {
+            // The tier is left to those that somebody waits for.
+            let yields = awaited && matches!(self.jobs[index].purpose, Purpose::Prefetch);
+            if yields || !restores(&self.jobs[index]) {
                 index += 1;
                 continue;
             }
