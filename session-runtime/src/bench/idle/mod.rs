@@ -43,12 +43,12 @@ const AGENTS: Agents = Agents {
 
 /// Few sessions with short pauses, for the real engine.
 const REAL: Agents = Agents {
-    sessions: 6,
+    sessions: 8,
     turns: 5,
-    history: (300, 700),
+    history: (100, 400),
     input: (16, 64),
     output: (12, 24),
-    pause: 2.0,
+    pause: 6.0,
     seed: SEED,
 };
 
@@ -120,7 +120,9 @@ fn agents(machine: &Machine, tell: &mut (dyn FnMut(Figure) + Send)) -> Result<()
         tell(figure(case, "read_bytes_per_s", machine.disk.read_bytes_per_s, "B/s", 1));
         let mut outcomes = Vec::new();
         for policy in IdlePolicyName::ALL {
-            let run = Run { machine, scripts: &scripts, policy, idle_ttl: IDLE_TTL, begun_before: true };
+            // Where the TTL is the policy it is the runtime's own; the others decide by themselves.
+            let idle_ttl = if policy == IdlePolicyName::Fixed { IDLE_TTL } else { Duration::MAX };
+            let run = Run { machine, scripts: &scripts, policy, idle_ttl, begun_before: true };
             let outcome = drive(&run)?;
             tell_outcome(&format!("{case}/{policy}"), &outcome, tell);
             outcomes.push((policy, outcome));
