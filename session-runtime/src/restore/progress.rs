@@ -116,6 +116,8 @@ pub struct Progress {
     chunks: Vec<ChunkProgress>,
     /// Chunks asked of the disk that it has not answered for.
     in_flight: usize,
+    /// Whether nobody waits for it: little is asked of the tier ahead, so that others find it free.
+    patient: bool,
     /// Whether some layer does not keep every token.
     windows: bool,
     /// One past the last chunk that was computed since compute last began at the first.
@@ -155,7 +157,17 @@ impl Progress {
                 state
             })
             .collect();
-        Self { layers, token_bytes, forced, chunks, in_flight: 0, windows, frontier: 0, report }
+        Self {
+            layers,
+            token_bytes,
+            forced,
+            chunks,
+            in_flight: 0,
+            patient: false,
+            windows,
+            frontier: 0,
+            report,
+        }
     }
 
     fn complete(&self, chunk: &ChunkProgress) -> bool {
@@ -217,7 +229,19 @@ impl Progress {
         let asked = self.chunks.iter().filter(|chunk| chunk.load.disk == Load::Asked);
         let bytes: usize =
             asked.map(|chunk| chunk.loads(Source::Disk).count() * chunk.tokens * self.token_bytes).sum();
-        self.in_flight < LOADING_CHUNKS || bytes < LOADING_BYTES
+        self.in_flight < LOADING_CHUNKS || (bytes < LOADING_BYTES && !self.patient)
+    }
+
+    /// Nobody waits for this restore: the tier is waited for, and asked for little at once.
+    pub fn be_patient(&mut self) {
+        (self.patient, self.forced) = (true, true);
+        self.report.forced = false;
+    }
+
+    /// Somebody waits for it now: from here on it goes by predictions, unless its `mode` is forced.
+    pub fn hurry(&mut self, mode: RestoreMode) {
+        (self.patient, self.forced) = (false, mode != RestoreMode::Planned);
+        self.report.forced = self.forced;
     }
 
     /// The next cells to ask for, from the last chunk on; of the disk first, which brings them meanwhile.

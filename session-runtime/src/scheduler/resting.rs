@@ -11,9 +11,8 @@ use super::sequence::{Rest, Sequence};
 use super::worker::{Job, Phase, Purpose, Worker};
 use crate::kv::state::{KvEvent, KvState};
 use crate::kv::table::Need;
+use crate::restore::plan::RestoreMode;
 
-/// Restores ahead of a return that may be under way at once.
-const PREFETCHES: usize = 2;
 /// How much dearer than its victims KV must be that is brought back ahead of a return: a guess that is little better than
 /// another is not worth moving both.
 const DEARER: f64 = 2.0;
@@ -27,7 +26,7 @@ impl<B: Backend> Worker<B> {
         let Some(sequence) = self.sequences.get_mut(session) else { return };
         sequence.last_used_ms = now_ms;
         let word = reason.as_str();
-        sequence.rest = Some(Rest { reason, since: now });
+        sequence.rest = Some(Rest { reason, since: now, prefetched: false });
         if sequence.state == KvState::Active {
             self.change(session, KvEvent::Rest, word, 0, 0.0);
         }
@@ -143,10 +142,8 @@ impl<B: Backend> Worker<B> {
     /// Begins to bring KV back whose session is expected soon: into free pages, or those of sessions that are worth
     /// less. Never while someone waits.
     pub(super) fn prefetch_some(&mut self) {
-        let waits =
-            |job: &Job| !matches!((&job.phase, &job.purpose), (Phase::Running, _) | (_, Purpose::Prefetch));
-        let under_way = self.jobs.iter().filter(|job| matches!(job.purpose, Purpose::Prefetch)).count();
-        if under_way >= PREFETCHES || self.jobs.iter().any(waits) {
+        // One at a time: more of them would only share the tier.
+        if self.jobs.iter().any(|job| !matches!(job.phase, Phase::Running)) {
             return;
         }
         let Some((price, session)) = self.next_return() else { return };
@@ -157,9 +154,13 @@ impl<B: Backend> Worker<B> {
             session: Arc::clone(&session),
             purpose: Purpose::Prefetch,
             phase: Phase::Waiting,
-            mode: self.options.restore_mode,
+            // What nobody waits for takes no compute from those who do.
+            mode: RestoreMode::Load,
             computed_tokens: 0,
         });
+        if let Some(rest) = self.sequences.get_mut(&session).and_then(|sequence| sequence.rest.as_mut()) {
+            rest.prefetched = true;
+        }
         let index = self.jobs.len() - 1;
         match self.admit_job(index) {
             Ok(true) => {}
@@ -177,7 +178,7 @@ impl<B: Backend> Worker<B> {
     fn next_return(&self) -> Option<(f64, Arc<str>)> {
         let due = |sequence: &Sequence| {
             if sequence.state != KvState::Evicted
-                || sequence.rest.is_none()
+                || sequence.rest.as_ref().is_none_or(|rest| rest.prefetched)
                 || self.job(&sequence.id).is_some()
             {
                 return None;

@@ -55,6 +55,13 @@ enum Advance {
     NoRoom,
 }
 
+impl RestoreRun {
+    /// Somebody waits for it now.
+    pub(super) fn hurry(&mut self, mode: RestoreMode) {
+        self.progress.hurry(mode);
+    }
+}
+
 impl Drop for RestoreRun {
     fn drop(&mut self) {
         for cancel in &self.cancels {
@@ -116,7 +123,7 @@ impl<B: Backend> Worker<B> {
         let lease = self.tier.lease(&cells_on_disk(&chunks, &facts, &planned.cuts));
         let now = self.clock.monotonic();
         self.next_restore += 1;
-        let run = RestoreRun {
+        let mut run = RestoreRun {
             id: self.next_restore,
             cancels: chunks.iter().map(|_| CancelFlag::default()).collect(),
             saved_chunks,
@@ -131,6 +138,9 @@ impl<B: Backend> Worker<B> {
         };
         let reason = self.jobs[index].purpose.as_str();
         self.change(&session, KvEvent::Restore, reason, 0, 0.0);
+        if matches!(self.jobs[index].purpose, Purpose::Prefetch) {
+            run.progress.be_patient();
+        }
         self.jobs[index].phase = Phase::Restoring(Box::new(run));
         Ok(())
     }
@@ -207,8 +217,12 @@ impl<B: Backend> Worker<B> {
         let mut worked = false;
         let mut host_bytes = ROUND_BYTES;
         let mut index = 0;
+        let restores = |job: &Job| matches!(job.phase, Phase::Restoring(_));
+        let awaited = self.jobs.iter().any(|job| restores(job) && !matches!(job.purpose, Purpose::Prefetch));
         while index < self.jobs.len() {
-            if !matches!(self.jobs[index].phase, Phase::Restoring(_)) {
+            // The tier is left to those that somebody waits for.
+            let yields = awaited && matches!(self.jobs[index].purpose, Purpose::Prefetch);
+            if yields || !restores(&self.jobs[index]) {
                 index += 1;
                 continue;
             }

@@ -24,6 +24,8 @@ pub(super) struct Rest {
     pub reason: RestReason,
     /// When it began, on the monotonic clock.
     pub since: Duration,
+    /// Whether the KV was brought back ahead of a return once: a guess that did not come true is not made again.
+    pub prefetched: bool,
 }
 
 /// One session's tokens and KV.

@@ -124,7 +124,7 @@ pub(super) struct Worker<B: Backend> {
     pub forward_seconds: f64,
     pub gain: Gain,
     stopping: Arc<AtomicBool>,
-    last_tick: Duration,
+    pub last_tick: Duration,
 }
 
 impl<B: Backend> Worker<B> {
@@ -402,7 +402,13 @@ impl<B: Backend> Worker<B> {
     /// Adds a job; one whose KV is on its way back already goes on with that.
     fn enqueue(&mut self, session: Arc<str>, purpose: Purpose, mode: RestoreMode) {
         match self.job(&session) {
-            Some(index) => self.jobs[index].purpose = purpose,
+            Some(index) => {
+                let job = &mut self.jobs[index];
+                (job.purpose, job.mode) = (purpose, mode);
+                if let Phase::Restoring(run) = &mut job.phase {
+                    run.hurry(mode);
+                }
+            }
             None => {
                 self.jobs.push_back(Job { session, purpose, phase: Phase::Waiting, mode, computed_tokens: 0 })
             }

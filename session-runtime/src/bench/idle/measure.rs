@@ -16,7 +16,9 @@ use crate::scheduler::simulation::DeviceCost;
 /// Tokens of the context up to which steps are measured.
 const CONTEXT: usize = 1024;
 /// Runs of what is short.
-const RUNS: usize = 9;
+const RUNS: usize = 15;
+/// Runs of a prompt.
+const PROMPTS: usize = 5;
 
 struct Subject<'a, B: Backend> {
     engine: &'a mut Engine<B>,
@@ -52,13 +54,15 @@ pub(super) fn device<B: Backend>(engine: &mut Engine<B>) -> Result<DeviceCost, E
     let tokens = (0..=CONTEXT as u32).map(|index| index * 7919 % vocab as u32).collect();
     let mut subject = Subject { engine, table, tokens };
     // Of a prompt read in whole steps: seconds a row over the mean context, a line by least squares.
-    let mut points = Vec::new();
-    for _ in 0..3 {
-        for start in (0..CONTEXT).step_by(rows) {
-            let seconds = subject.step(start, rows, LogitRows::None)?;
-            points.push((start as f64 + rows as f64 / 2.0, seconds / rows as f64));
+    let starts: Vec<usize> = (0..CONTEXT).step_by(rows).collect();
+    let mut runs = vec![Vec::new(); starts.len()];
+    for _ in 0..PROMPTS {
+        for (start, run) in starts.iter().zip(&mut runs) {
+            run.push(subject.step(*start, rows, LogitRows::None)? / rows as f64);
         }
     }
+    let middle = |start: &usize| *start as f64 + rows as f64 / 2.0;
+    let points: Vec<(f64, f64)> = starts.iter().map(middle).zip(runs.into_iter().map(median)).collect();
     let (at_zero, context) = line(&points);
     let single = subject.median_step(CONTEXT, 1, LogitRows::None)?;
     let with_logits = subject.median_step(CONTEXT, 1, LogitRows::Last)?;

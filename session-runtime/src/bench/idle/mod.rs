@@ -16,7 +16,7 @@ use self::workload::{Agents, Random, Script};
 use super::{Figure, Setup};
 use crate::error::Error;
 use crate::scheduler::IdlePolicyName;
-use crate::scheduler::simulation::{Machine, Simulation};
+use crate::scheduler::simulation::{DeviceCost, DiskCost, Machine, Overstay};
 
 /// Share of the sessions' KV that the device holds.
 const BUDGET: f64 = 0.25;
@@ -24,7 +24,7 @@ const BUDGET: f64 = 0.25;
 const LOAD: f64 = 0.5;
 /// On a small CPU a local disk is so much faster than computing that it hardly matters what is on the device. The tier of
 /// `agents-200` takes this share of the time of recomputing, as one behind a network, or beside an accelerator, does.
-const LOAD_OVER_RECOMPUTE: f64 = 0.15;
+const LOAD_OVER_RECOMPUTE: f64 = 0.25;
 const IDLE_TTL: Duration = Duration::from_secs(300);
 /// The sessions among which deadlocks are looked for, and how many of them share a device.
 const MANY: usize = 10_000;
@@ -43,12 +43,12 @@ const AGENTS: Agents = Agents {
 
 /// Few sessions with short pauses, for the real engine.
 const REAL: Agents = Agents {
-    sessions: 6,
+    sessions: 8,
     turns: 5,
-    history: (300, 700),
+    history: (100, 400),
     input: (16, 64),
     output: (12, 24),
-    pause: 2.0,
+    pause: 6.0,
     seed: SEED,
 };
 
@@ -120,7 +120,9 @@ fn agents(machine: &Machine, tell: &mut (dyn FnMut(Figure) + Send)) -> Result<()
         tell(figure(case, "read_bytes_per_s", machine.disk.read_bytes_per_s, "B/s", 1));
         let mut outcomes = Vec::new();
         for policy in IdlePolicyName::ALL {
-            let run = Run { machine, scripts: &scripts, policy, idle_ttl: IDLE_TTL, begun_before: true };
+            // Where the TTL is the policy it is the runtime's own; the others decide by themselves.
+            let idle_ttl = if policy == IdlePolicyName::Fixed { IDLE_TTL } else { Duration::MAX };
+            let run = Run { machine, scripts: &scripts, policy, idle_ttl, begun_before: true };
             let outcome = drive(&run)?;
             tell_outcome(&format!("{case}/{policy}"), &outcome, tell);
             outcomes.push((policy, outcome));
@@ -162,7 +164,7 @@ fn tell_outcome(case: &str, outcome: &Outcome, tell: &mut (dyn FnMut(Figure) + S
 /// Many small devices with policies, budgets and TTLs of all kinds: nobody waits for ever.
 fn deadlocks(machine: &Machine, tell: &mut (dyn FnMut(Figure) + Send)) -> Result<(), Error> {
     let mut random = Random(SEED);
-    let (mut stuck, mut overstay, mut turns) = (0, Duration::ZERO, 0);
+    let (mut stuck, mut overstay, mut turns) = (0, Overstay::default(), 0);
     for group in 0..MANY / TOGETHER {
         let agents = Agents {
             sessions: TOGETHER,
@@ -189,9 +191,29 @@ fn deadlocks(machine: &Machine, tell: &mut (dyn FnMut(Figure) + Send)) -> Result
     let case = "deadlocks-10000";
     tell(figure(case, "deadlocks", stuck as f64, "sessions", MANY));
     tell(figure(case, "turns", turns as f64, "turns", MANY));
-    let ticks = overstay.as_secs_f64() / Simulation::tick().as_secs_f64();
-    tell(figure(case, "longest_overstay_ticks", ticks, "ticks", MANY));
+    tell(figure(case, "longest_overstay_ticks", overstay.ticks as f64, "ticks", MANY));
+    tell(figure(case, "longest_overstay_ms", overstay.time.as_secs_f64() * 1e3, "ms", MANY));
     Ok(())
+}
+
+/// The mean of two measurements of the same machine.
+fn between(one: Machine, other: &Machine) -> Machine {
+    let mean = |of: &dyn Fn(&Machine) -> f64| f64::midpoint(of(&one), of(other));
+    Machine {
+        device: DeviceCost {
+            step: mean(&|machine| machine.device.step),
+            row: mean(&|machine| machine.device.row),
+            context: mean(&|machine| machine.device.context),
+            logits: mean(&|machine| machine.device.logits),
+            copy_bytes_per_s: mean(&|machine| machine.device.copy_bytes_per_s),
+        },
+        disk: DiskCost {
+            read_bytes_per_s: mean(&|machine| machine.disk.read_bytes_per_s),
+            write_bytes_per_s: mean(&|machine| machine.disk.write_bytes_per_s),
+            latency: mean(&|machine| machine.disk.latency),
+        },
+        ..one
+    }
 }
 
 /// The same agents on the real engine and in the simulation.
@@ -200,9 +222,10 @@ async fn agree(real: &Real, tell: &mut (dyn FnMut(Figure) + Send)) -> Result<(),
     let tokens: usize = scripts.iter().map(Script::tokens).sum();
     let device_tokens = (tokens as f64 * 0.4) as usize;
     let policy = IdlePolicyName::default();
-    // Measured beside the run: what else the machine does meanwhile slows both.
-    let machine = real.measure(device_tokens).await?;
+    // Measured before and after the run: what else the machine does meanwhile slows both.
+    let before = real.measure(device_tokens).await?;
     let latencies = real.run(&scripts, device_tokens, (policy, IDLE_TTL)).await?;
+    let machine = between(before, &real.measure(device_tokens).await?);
     let outcome =
         drive(&Run { machine, scripts: &scripts, policy, idle_ttl: IDLE_TTL, begun_before: false })?;
     let n = latencies.len();

@@ -35,6 +35,11 @@ fn mean_pause() -> f64 {
     TOOLS.iter().map(|tool| tool.share * tool.median * (tool.spread * tool.spread / 2.0).exp()).sum()
 }
 
+/// Share of the calls that take longer than the mean.
+fn long_share() -> f64 {
+    TOOLS.iter().filter(|tool| tool.median > mean_pause()).map(|tool| tool.share).sum()
+}
+
 /// One message of a session, and the pause after it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Turn {
@@ -95,8 +100,10 @@ impl Agents {
             .map(|index| {
                 let mut random = Random(self.seed ^ (index as u64).wrapping_mul(0xa076_1d64_78bd_642f));
                 let turns = (0..self.turns).map(|_| self.turn(scale, &mut random)).collect();
-                // They begin as if they had been at it for long: within one pause.
-                let start = Duration::from_secs_f64(self.pause * random.unit());
+                // They begin as if they had been at it for long: most of them in the middle of a long pause, after which a few
+                // turns with short ones follow.
+                let between_bursts = self.pause / long_share();
+                let start = Duration::from_secs_f64(between_bursts * random.unit());
                 let history = random.within(self.history);
                 Script { id: format!("agent-{index}").into(), history, start, turns }
             })

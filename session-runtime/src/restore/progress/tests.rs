@@ -209,6 +209,22 @@ fn i4_a_stuck_tier_is_overtaken_in_a_model_with_windows() {
 }
 
 #[test]
+fn i4_a_patient_restore_hurries_once_someone_waits() {
+    let mut progress = Progress::new(&chunks(4), &[0; 4], LAYERS, 8, RestoreMode::Load);
+    progress.be_patient();
+    let (compute, load) = (|_: usize| 1.0, |_: &PerSource<Amount>| 9.0);
+    let next = |progress: &mut Progress| progress.next(4, &outlook(&compute, &load, 100.0));
+    for _ in 0..LOADING_CHUNKS {
+        assert!(matches!(next(&mut progress), Action::Load { .. }));
+    }
+    assert_eq!(next(&mut progress), Action::Wait, "however slow the tier is");
+    progress.hurry(RestoreMode::Planned);
+    let asked: Vec<Action> = (0..2).map(|_| next(&mut progress)).collect();
+    assert!(asked.iter().all(|action| matches!(action, Action::Load { .. })), "{asked:?}");
+    assert_eq!(next(&mut progress), Action::Compute { chunk: 0, chunks: 4, layers: LAYERS });
+}
+
+#[test]
 fn a_forced_plan_waits_for_its_tier() {
     let mut progress = Progress::new(&chunks(1), &[0], LAYERS, 8, RestoreMode::Load);
     let (compute, load) = (|_: usize| 0.0, |_: &PerSource<Amount>| 9.0);

@@ -19,6 +19,7 @@ pub use disk::DiskCost;
 use disk::DiskPort;
 
 use super::idle::RestReason;
+use super::sequence::Sequence;
 use super::worker::{Phase, TICK, Worker};
 use super::{Command, DeviceView, GenerationEvent, GenerationRequest, KvObserver, SchedulerOptions};
 use crate::engine::sampler::SamplingParams;
@@ -60,6 +61,15 @@ pub enum Progress {
     Passed,
     /// Somebody waits, and nothing will ever happen.
     Stuck,
+}
+
+/// How long idle KV has stayed past its soft TTL.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Overstay {
+    /// Ticks of the loop, begun ones included: one until the loop has looked at it. A tick waits for the step that runs.
+    pub ticks: u64,
+    /// The time.
+    pub time: Duration,
 }
 
 /// A scheduler on simulated time.
@@ -218,18 +228,18 @@ impl Simulation {
     }
 
     /// How far past the end of its soft TTL the KV of some idle session is, at most.
-    pub fn overstay(&self) -> Duration {
-        let now = self.clock.monotonic_ms();
-        let over = |sequence: &super::sequence::Sequence| {
-            let deadline = sequence.deadline_ms()?;
-            self.worker.job(&sequence.id).is_none().then(|| now.saturating_sub(deadline))
+    pub fn overstay(&self) -> Overstay {
+        let idle = self.worker.sequences.values().filter(|sequence| self.worker.job(&sequence.id).is_none());
+        let Some(deadline) = idle.filter_map(Sequence::deadline_ms).min() else { return Overstay::default() };
+        let (deadline, now) = (Duration::from_millis(deadline), self.now());
+        if deadline >= now {
+            return Overstay::default();
+        }
+        let ticks = match self.worker.last_tick.checked_sub(deadline) {
+            None => 1,
+            Some(since) => 2 + (since.as_nanos() / TICK.as_nanos()) as u64,
         };
-        Duration::from_millis(self.worker.sequences.values().filter_map(over).max().unwrap_or(0))
-    }
-
-    /// The time between two looks at idle sessions.
-    pub fn tick() -> Duration {
-        TICK
+        Overstay { time: now - deadline, ticks }
     }
 
     /// One round of the loop, or time passes until something is due, but not beyond `until`.
