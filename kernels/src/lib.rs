@@ -9,6 +9,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 pub mod backend;
+mod check;
 pub mod cpu;
 pub mod error;
 pub mod formats;

@@ -10,7 +10,6 @@ mod attention;
 mod backend;
 mod buffer;
 pub mod ceiling;
-mod check;
 mod embed;
 mod exp;
 mod gate;
