@@ -130,11 +130,7 @@ pub(crate) fn cell(
 ) -> Result<(), KernelError> {
     tables.iter().try_for_each(|ids| table(kernel, pool, ids, 0, tokens))?;
     if tables.is_empty() || tokens == 0 {
-        return Err(KernelError::Size {
-            what: format!("{kernel}: cell"),
-            rows: tables.len(),
-            cols: tokens,
-        });
+        return Err(KernelError::Size { what: format!("{kernel}: cell"), rows: tables.len(), cols: tokens });
     }
     equal(kernel, "cell bytes", pool.cell_bytes(tables.len(), tokens), bytes)
 }

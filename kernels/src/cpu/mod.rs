@@ -8,7 +8,7 @@
 mod add;
 mod attention;
 mod backend;
-mod buffer;
+pub(crate) mod buffer;
 pub mod ceiling;
 mod embed;
 mod exp;

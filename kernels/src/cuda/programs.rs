@@ -1,0 +1,86 @@
+//! Kernels by name: compiled and loaded when one of their file is first used.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::cache::Cache;
+use super::driver::{Arg, Function, Launch, Module, Stream};
+use super::error::DeviceError;
+use super::memory::Device;
+use super::sources::source_of;
+use crate::error::KernelError;
+
+/// Threads of a block of a kernel that has no wish of its own.
+pub(super) const THREADS: u32 = 256;
+
+/// What is loaded.
+#[derive(Default)]
+struct Loaded {
+    modules: HashMap<&'static str, Module>,
+    functions: HashMap<String, Function>,
+}
+
+/// The kernels of a device.
+pub(super) struct Programs {
+    device: Arc<Device>,
+    cache: Cache,
+    loaded: Mutex<Loaded>,
+}
+
+impl Programs {
+    pub(super) fn new(device: &Arc<Device>, cache: Cache) -> Self {
+        Self { device: device.clone(), cache, loaded: Mutex::default() }
+    }
+
+    fn function(&self, name: &str) -> Result<Function, DeviceError> {
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&function) = loaded.functions.get(name) {
+            return Ok(function);
+        }
+        let source = source_of(name).ok_or_else(|| DeviceError::NoKernel { name: name.to_string() })?;
+        let driver = &self.device.driver;
+        let module = match loaded.modules.get(source.file) {
+            Some(&module) => module,
+            None => {
+                let module = driver.load(&self.cache.code(source, driver.info().capability)?)?;
+                loaded.modules.insert(source.file, module);
+                module
+            }
+        };
+        let function = driver.function(module, name)?;
+        loaded.functions.insert(name.to_string(), function);
+        Ok(function)
+    }
+
+    /// Starts a kernel.
+    pub(super) fn launch(
+        &self,
+        stream: Stream,
+        name: &str,
+        grid: [usize; 3],
+        threads: u32,
+        args: &[Arg],
+    ) -> Result<(), KernelError> {
+        let mut blocks = [0; 3];
+        for (blocks, count) in blocks.iter_mut().zip(grid) {
+            *blocks = number("blocks of a kernel", count)?;
+        }
+        let launch = Launch { function: self.function(name)?, grid: blocks, threads, args };
+        Ok(self.device.driver.launch(stream, &launch)?)
+    }
+
+    /// Starts a kernel on the compute stream with a thread for each of `count` values.
+    pub(super) fn each(&self, name: &str, count: usize, args: &[Arg]) -> Result<(), KernelError> {
+        if count == 0 {
+            return Ok(());
+        }
+        let blocks = count.div_ceil(THREADS as usize);
+        self.launch(self.device.compute, name, [blocks, 1, 1], THREADS, args)
+    }
+}
+
+/// A count as kernels take it.
+pub(super) fn number(what: &'static str, count: usize) -> Result<u32, KernelError> {
+    let limit = u32::MAX as usize;
+    u32::try_from(count).map_err(|_| KernelError::OutOfRange { kernel: "launch", what, index: count, limit })
+}
