@@ -147,6 +147,26 @@ void call(void (*kernel)(A...), void** args, std::index_sequence<I...>) {
     kernel(*(A*)args[I]...);
 }
 
+// What kind of argument a type is: p for a pointer, u for u32, l for u64, f for float.
+template <class A>
+struct Kind {};
+template <class T>
+struct Kind<T*> {
+    static const char VALUE = 'p';
+};
+template <>
+struct Kind<u32> {
+    static const char VALUE = 'u';
+};
+template <>
+struct Kind<u64> {
+    static const char VALUE = 'l';
+};
+template <>
+struct Kind<float> {
+    static const char VALUE = 'f';
+};
+
 template <class F>
 struct Arguments;
 template <class... A>
@@ -155,14 +175,19 @@ struct Arguments<void (*)(A...)> {
     static void run(void** args) {
         call(kernel, args, std::index_sequence_for<A...>());
     }
+    static const char* kinds() {
+        static const char KINDS[] = {Kind<A>::VALUE..., 0};
+        return KINDS;
+    }
 };
 
 struct Entry {
     const char* name;
     void (*run)(void**);
+    const char* (*kinds)();
 };
 
-#define ENTRY(name) {#name, Arguments<decltype(&name)>::run<name>},
+#define ENTRY(name) {#name, Arguments<decltype(&name)>::run<name>, Arguments<decltype(&name)>::kinds},
 #define OF_FORMAT(Format, name, block) \
     ENTRY(embed_##name) ENTRY(dequantise_##name) ENTRY(gemv_1_##name) ENTRY(gemv_4_##name) ENTRY(gemm_##name)
 #define OF_KV(Kv, name)                                                                              \
@@ -208,19 +233,23 @@ float exchange(float value, int mask) {
 
 }  // namespace shim
 
-// Runs a kernel over a grid of blocks of `threads` threads. `args` points to each argument. `order` says in which order
-// threads and blocks run. 0, or what is wrong in `problem` (of `size` bytes).
-extern "C" int shim_launch(const char* name, const u32* grid, u32 threads, void** args, u32 order, char* problem,
-                           size_t size) {
+// Runs a kernel over a grid of blocks of `threads` threads. `args` points to each argument, `kinds` has a letter for each
+// (see `Kind`). `order` says in which order threads and blocks run. 0, or what is wrong in `problem` (of `size` bytes).
+extern "C" int shim_launch(const char* name, const u32* grid, u32 threads, void** args, const char* kinds, u32 order,
+                           char* problem, size_t size) {
     using namespace shim;
-    void (*kernel)(void**) = nullptr;
+    const Entry* found = nullptr;
     for (const Entry& entry : ENTRIES) {
         if (!strcmp(entry.name, name)) {
-            kernel = entry.run;
+            found = &entry;
         }
     }
-    if (!kernel) {
+    if (!found) {
         snprintf(problem, size, "there is no kernel %s", name);
+        return 1;
+    }
+    if (strcmp(found->kinds(), kinds)) {
+        snprintf(problem, size, "%s takes arguments %s and is given %s", name, found->kinds(), kinds);
         return 1;
     }
     static thread_local Block own;
@@ -232,7 +261,7 @@ extern "C" int shim_launch(const char* name, const u32* grid, u32 threads, void*
             fiber.stack = (char*)malloc(STACK_BYTES);
         }
     }
-    own.count = threads, own.kernel = kernel, own.args = args, own.problem[0] = 0;
+    own.count = threads, own.kernel = found->run, own.args = args, own.problem[0] = 0;
     own.exchanged[0].assign(threads, 0), own.exchanged[1].assign(threads, 0);
     blockDim = {threads, 1, 1};
     const std::vector<u32> blocks = order_of(grid[0] * grid[1] * grid[2], order), places = order_of(threads, order);
