@@ -344,7 +344,7 @@ impl Driver for GpuDriver {
     }
 
     fn launch(&self, stream: Stream, launch: &Launch<'_>) -> Result<(), DeviceError> {
-        // Each argument in eight bytes: a number of four is in the first four.
+        // Each argument in eight bytes: a number of four is in the first four, as hosts of GPUs are little-endian.
         let mut values: Vec<u64> = launch
             .args
             .iter()

@@ -19,8 +19,10 @@ pub trait Compiler: Send + Sync + 'static {
 }
 
 /// Names to try where none is given. Majors 12 and 13 have the same interface.
-const NAMES: [&str; 5] =
-    ["libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.so", "nvrtc64_120_0.dll", "nvrtc64_130_0.dll"];
+#[cfg(not(windows))]
+const NAMES: [&str; 3] = ["libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.so"];
+#[cfg(windows)]
+const NAMES: [&str; 2] = ["nvrtc64_120_0.dll", "nvrtc64_130_0.dll"];
 
 type Program = *mut c_void;
 type Status = c_int;
@@ -42,15 +44,14 @@ impl Nvrtc {
             Some(path) => vec![path],
             None => NAMES.iter().map(Path::new).collect(),
         };
-        let mut problems = Vec::new();
-        for name in names {
+        for name in names.iter().copied() {
             // SAFETY: a library of this name is NVRTC, whose start-up code has no conditions.
-            match unsafe { Library::new(name) } {
-                Ok(library) => return Ok(Self { library }),
-                Err(error) => problems.push(error.to_string()),
+            if let Ok(library) = unsafe { Library::new(name) } {
+                return Ok(Self { library });
             }
         }
-        Err(DeviceError::NoCompiler { problem: problems.swap_remove(0) })
+        let names: Vec<String> = names.iter().map(|name| name.display().to_string()).collect();
+        Err(DeviceError::NoCompiler { problem: format!("{} could not be loaded", names.join(" or ")) })
     }
 
     /// A function of the library.

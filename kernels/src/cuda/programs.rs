@@ -13,6 +13,14 @@ use crate::error::KernelError;
 /// Threads of a block of a kernel that has no wish of its own.
 pub(super) const THREADS: u32 = 256;
 
+/// Architectures that every kernel is checked for; code for one runs on all later ones.
+const ARCHITECTURES: [(u32, u32); 3] = [(8, 0), (9, 0), (10, 0)];
+
+/// The newest of them that a device of this capability runs.
+fn architecture(capability: (u32, u32)) -> (u32, u32) {
+    ARCHITECTURES.into_iter().rfind(|known| *known <= capability).unwrap_or(ARCHITECTURES[0])
+}
+
 /// What is loaded.
 #[derive(Default)]
 struct Loaded {
@@ -42,7 +50,8 @@ impl Programs {
         let module = match loaded.modules.get(source.file) {
             Some(&module) => module,
             None => {
-                let module = driver.load(&self.cache.code(source, driver.info().capability)?)?;
+                let module =
+                    driver.load(&self.cache.code(source, architecture(driver.info().capability))?)?;
                 loaded.modules.insert(source.file, module);
                 module
             }
@@ -83,4 +92,15 @@ impl Programs {
 pub(super) fn number(what: &'static str, count: usize) -> Result<u32, KernelError> {
     let limit = u32::MAX as usize;
     u32::try_from(count).map_err(|_| KernelError::OutOfRange { kernel: "launch", what, index: count, limit })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_is_made_for_the_newest_architecture_that_is_checked_and_fits() {
+        let of = [(8, 0), (8, 9), (9, 0), (10, 3), (12, 0)].map(architecture);
+        assert_eq!(of, [(8, 0), (8, 0), (9, 0), (10, 0), (10, 0)]);
+    }
 }

@@ -113,6 +113,11 @@ impl Recorder {
         self.left.store(calls, Ordering::Relaxed);
     }
 
+    /// Of those.
+    pub(crate) fn calls_left(&self) -> usize {
+        self.left.load(Ordering::Relaxed)
+    }
+
     fn alive(&self, call: &'static str) -> Result<(), DeviceError> {
         let take = |left: usize| if left == usize::MAX { Some(left) } else { left.checked_sub(1) };
         match self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
