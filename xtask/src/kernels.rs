@@ -67,10 +67,10 @@ pub(crate) fn compilers() -> Result<Compilers, Failure> {
     let packages = Path::new(site.trim()).join("nvidia");
     let nvrtc = packages.join("cuda_nvrtc/lib/libnvrtc.so.12");
     let ptxas = packages.join("cuda_nvcc/bin/ptxas");
-    match [&nvrtc, &ptxas].into_iter().find(|file| !file.is_file()) {
-        Some(missing) => Err(Failure::Other(format!("the packages have no {}", missing.display()))),
-        None => Ok(Compilers { nvrtc, ptxas }),
+    if let Some(missing) = [&nvrtc, &ptxas].into_iter().find(|file| !file.is_file()) {
+        return Err(Failure::Other(format!("the packages have no {}", missing.display())));
     }
+    Ok(Compilers { nvrtc, ptxas })
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
