@@ -96,7 +96,7 @@ fn cells<B: Backend>(backend: &B, sequence: &Sequence, kv_type: KvType, random: 
 
 #[test]
 fn i1_a_context_of_several_partitions_is_right_and_the_same_however_it_is_cut() {
-    for (window, head_dim, heads) in [(None, 72, 3), (Some(300), 16, 10), (Some(40), 8, 18)] {
+    for (window, head_dim, heads) in [(None, 72, 3), (Some(300), 16, 10), (Some(40), 8, 18), (None, 256, 1)] {
         let shape = AttentionShape { heads, kv_heads: 1, head_dim, scale: 0.25, window };
         let mut random = Random::new(11);
         let sequence = Sequence::new(&mut random, shape, 530);

@@ -69,9 +69,17 @@ pub struct CudaOptions {
     pub nvrtc: Option<PathBuf>,
 }
 
+/// Calls with small arguments, and pieces of something large, under way before the host waits for the oldest. A layer has
+/// a handful of the former.
+const CALLS: usize = 64;
+const PIECES: usize = 2;
+
 /// What calls on the compute stream share.
 struct Calls {
+    /// Ids, positions, tables.
     staging: Staging,
+    /// Weights and activations from the host.
+    uploads: Staging,
     landing: Landing,
     /// Partitions of attention that wait to be merged.
     partial: Scratch,
@@ -110,7 +118,8 @@ impl CudaBackend {
     pub fn with_driver(driver: Arc<dyn Driver>, cache: Cache) -> Result<Self, KernelError> {
         let device = Device::new(driver)?;
         let calls = Calls {
-            staging: Staging::new(&device, device.compute)?,
+            staging: Staging::new(&device, device.compute, CALLS)?,
+            uploads: Staging::new(&device, device.compute, PIECES)?,
             landing: Landing::new(&device, device.compute),
             partial: Scratch::new(&device, "partitions of attention"),
             softmax: Scratch::new(&device, "sums of attention"),
@@ -141,7 +150,7 @@ impl CudaBackend {
     /// Memory with these values.
     fn upload(&self, what: &str, values: &[f32]) -> Result<Buffer, KernelError> {
         let buffer = Buffer::new(&self.device, what, size_of_val(values))?;
-        self.calls().staging.send(bytes_of(values), buffer.part(0, size_of_val(values)))?;
+        self.calls().uploads.send(bytes_of(values), buffer.part(0, size_of_val(values)))?;
         Ok(buffer)
     }
 
@@ -186,7 +195,7 @@ impl Backend for CudaBackend {
     }
 
     fn load_matrix(&self, spec: &MatrixSpec, bytes: &[u8]) -> Result<CudaMatrix, KernelError> {
-        CudaMatrix::load(&self.device, &mut self.calls().staging, spec, bytes)
+        CudaMatrix::load(&self.device, &mut self.calls().uploads, spec, bytes)
     }
 
     fn load_vector(&self, name: &str, values: &[f32]) -> Result<CudaVector, KernelError> {
@@ -399,7 +408,7 @@ impl Backend for CudaBackend {
             check::disjoint("attention: lse", groups, lse.len() / shape.heads)?;
         }
         let mut calls = self.calls();
-        let Calls { staging, landing, partial, softmax } = &mut *calls;
+        let Calls { staging, landing, partial, softmax, .. } = &mut *calls;
         let mut launcher = Launcher { device: &self.device, programs: &self.programs, staging };
         let rows: [&dyn Fn(usize) -> Span<DeviceMemory>; 2] = [&|rows| q.head(rows), &|rows| out.head(rows)];
         let wanted = lse.as_ref().map(|_| softmax);
@@ -443,7 +452,7 @@ impl Backend for CudaBackend {
     fn write(&self, x: &mut CudaTensor, values: &[f32]) -> Result<(), KernelError> {
         check::equal("write", "length of values (remainder of a row)", 0, values.len() % x.cols)?;
         let to = x.checked("write", values.len() / x.cols)?;
-        self.calls().staging.send(bytes_of(values), to)
+        self.calls().uploads.send(bytes_of(values), to)
     }
 
     fn copy_page(&self, pool: &mut CudaPool, source: PageId, target: PageId) -> Result<(), KernelError> {

@@ -13,6 +13,9 @@ use crate::error::KernelError;
 /// Threads of a block of the kernels, `CELL_THREADS` in `cells.cu`.
 const THREADS: u32 = 128;
 
+/// Cells under way before the host waits for the oldest.
+const LOADS: usize = 8;
+
 /// Page ids of a chunk as the kernels take them: `[head][page]`.
 fn table_of(tables: &[&[PageId]], tokens: usize) -> Vec<u32> {
     let pages = tokens.div_ceil(PAGE_TOKENS);
@@ -33,7 +36,7 @@ impl Saves {
     pub(super) fn new(device: &Arc<Device>) -> Result<Self, KernelError> {
         Ok(Self {
             device: device.clone(),
-            tables: Staging::new(device, device.save)?,
+            tables: Staging::new(device, device.save, 1)?,
             cell: Scratch::new(device, "a cell"),
             landing: Landing::new(device, device.save),
             mark: Mark::new(device)?,
@@ -86,7 +89,7 @@ pub(super) struct Loads {
 
 impl Loads {
     pub(super) fn new(device: &Arc<Device>) -> Result<Self, KernelError> {
-        let staging = Staging::new(device, device.load)?;
+        let staging = Staging::new(device, device.load, LOADS)?;
         Ok(Self { device: device.clone(), staging, mark: Mark::new(device)? })
     }
 

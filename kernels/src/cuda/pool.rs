@@ -1,7 +1,6 @@
 //! The pool of KV pages on the device, and the order between compute and loads on it.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::driver::{Arg, DeviceMemory, Span, Stream};
 use super::memory::{Buffer, Device, Mark};
@@ -21,7 +20,7 @@ pub struct CudaPool {
     /// Behind the last kernel that put a cell into pages, on the load stream.
     loaded: Mark,
     /// Whether compute has not waited for that yet.
-    loading: AtomicBool,
+    loading: Mutex<bool>,
 }
 
 impl CudaPool {
@@ -45,7 +44,7 @@ impl CudaPool {
             pages: Buffer::zeroed(device, "page pool", pages * values_bytes(&spec))?,
             scales,
             loaded: Mark::new(device)?,
-            loading: AtomicBool::new(false),
+            loading: Mutex::new(false),
         })
     }
 
@@ -56,23 +55,26 @@ impl CudaPool {
 
     /// What comes on `stream` comes after the cells that were put into pages.
     pub(super) fn after_loads(&self, stream: Stream) -> Result<(), KernelError> {
-        let first = if stream == self.device.compute {
-            self.loading.swap(false, Ordering::AcqRel)
-        } else {
-            // Once compute has waited, whoever waits for compute has as well.
-            self.loading.load(Ordering::Acquire)
-        };
-        if first {
+        // Held over the wait: who finds that compute waits must find that wait queued.
+        let mut loading = self.loading();
+        if *loading {
             self.device.driver.wait(stream, self.loaded.event)?;
+            // Once compute has waited, whoever waits for compute has as well.
+            *loading = stream != self.device.compute;
         }
         Ok(())
     }
 
     /// A kernel that puts a cell into pages is on the load stream.
     pub(super) fn mark_load(&self) -> Result<(), KernelError> {
+        let mut loading = self.loading();
         self.device.driver.record(self.loaded.event, self.device.load)?;
-        self.loading.store(true, Ordering::Release);
+        *loading = true;
         Ok(())
+    }
+
+    fn loading(&self) -> MutexGuard<'_, bool> {
+        self.loading.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Copies a page over another, on the compute stream.

@@ -6,8 +6,6 @@ use super::driver::{DeviceMemory, Span, Stream};
 use super::memory::{Buffer, Device, Mark, Pinned};
 use crate::error::KernelError;
 
-/// Calls under way at once before the host waits for the oldest.
-const SLOTS: usize = 4;
 /// Bytes of a slot at least, and of a piece of something large.
 const SLOT_BYTES: usize = 64 << 10;
 const PIECE_BYTES: usize = 4 << 20;
@@ -53,16 +51,17 @@ pub(super) struct Staged<const N: usize> {
 }
 
 impl Staging {
-    pub(super) fn new(device: &Arc<Device>, stream: Stream) -> Result<Self, KernelError> {
+    /// `slots` calls may be under way at once before the host waits for the oldest.
+    pub(super) fn new(device: &Arc<Device>, stream: Stream, slots: usize) -> Result<Self, KernelError> {
         let slot = || Ok(Slot { room: None, mark: Mark::new(device)?, use_: Use::Free });
-        let slots = (0..SLOTS).map(|_| slot()).collect::<Result<_, KernelError>>()?;
+        let slots = (0..slots).map(|_| slot()).collect::<Result<_, KernelError>>()?;
         Ok(Self { device: device.clone(), stream, slots, next: 0 })
     }
 
     /// The next slot, with room for `bytes`, once nothing uses it any more.
     fn take(&mut self, bytes: usize) -> Result<usize, KernelError> {
         let index = self.next;
-        self.next = (self.next + 1) % SLOTS;
+        self.next = (self.next + 1) % self.slots.len();
         let slot = &mut self.slots[index];
         match slot.use_ {
             Use::Free => {}
