@@ -1,4 +1,5 @@
 // Runs the kernels on a CPU: threads of a block as fibers, see `cuda_on_cpu.h`. All kernels are in this one unit.
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cstdio>
@@ -33,8 +34,12 @@ const size_t SHARED_BYTES = 48 << 10;
 
 enum class State { ready, waits_for_block, waits_for_warp, ended };
 
+// Begun by a context, which takes calls of the system; from then on it is left and entered by jumps, which do not. At the
+// end of a block it stays in `enter` for the next one.
 struct Fiber {
     ucontext_t context;
+    jmp_buf here;
+    bool begun = false;
     char* stack = nullptr;
     State state = State::ended;
     u32 exchanges = 0;
@@ -45,7 +50,7 @@ struct Fiber {
 // A block being run. One for each thread of the host.
 struct Block {
     std::vector<Fiber> fibers;
-    ucontext_t scheduler;
+    jmp_buf scheduler;
     u32 count = 0, current = 0;
     void (*kernel)(void**) = nullptr;
     void** args = nullptr;
@@ -57,18 +62,41 @@ struct Block {
     char problem[160] = "";
 
     void give_way(State state) {
-        Fiber& fiber = fibers[current];
-        fiber.state = state;
-        swapcontext(&fiber.context, &scheduler);
+        fibers[current].state = state;
+        if (_setjmp(fibers[current].here) == 0) {
+            _longjmp(scheduler, 1);
+        }
     }
+
+    void go_on(u32 place);
 };
 
 thread_local Block* block = nullptr;
 
 void enter() {
-    block->kernel(block->args);
-    block->fibers[block->current].state = State::ended;
-    // Returning goes to the scheduler, which `uc_link` names.
+    for (;;) {
+        block->kernel(block->args);
+        block->give_way(State::ended);
+    }
+}
+
+void Block::go_on(u32 place) {
+    current = place;
+    threadIdx = {place, 0, 0};
+    if (_setjmp(scheduler) != 0) {
+        return;
+    }
+    Fiber& fiber = fibers[place];
+    if (fiber.begun) {
+        _longjmp(fiber.here, 1);
+    }
+    fiber.begun = true;
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack;
+    fiber.context.uc_stack.ss_size = STACK_BYTES;
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, enter, 0);
+    setcontext(&fiber.context);
 }
 
 // A permutation of `count`: 0 forward, 1 backward, others at random.
@@ -104,21 +132,13 @@ bool wake_warps() {
 // Runs one block to its end; whether it got there.
 bool run_block(const std::vector<u32>& order) {
     for (u32 i = 0; i < block->count; i++) {
-        Fiber& fiber = block->fibers[i];
-        getcontext(&fiber.context);
-        fiber.context.uc_stack.ss_sp = fiber.stack;
-        fiber.context.uc_stack.ss_size = STACK_BYTES;
-        fiber.context.uc_link = &block->scheduler;
-        makecontext(&fiber.context, enter, 0);
-        fiber.state = State::ready;
-        fiber.exchanges = 0;
+        block->fibers[i].state = State::ready;
+        block->fibers[i].exchanges = 0;
     }
     for (;;) {
         for (u32 place : order) {
             if (block->fibers[place].state == State::ready) {
-                block->current = place;
-                threadIdx = {place, 0, 0};
-                swapcontext(&block->scheduler, &block->fibers[place].context);
+                block->go_on(place);
             }
         }
         u32 ended = 0, waiting = 0;
@@ -137,6 +157,10 @@ bool run_block(const std::vector<u32>& order) {
             snprintf(block->problem, sizeof block->problem,
                      "threads wait for others that never come: %u ended, %u wait for the block, %u for their warp", ended,
                      waiting, block->count - ended - waiting);
+            // They are in the middle of the kernel: the next block begins with new ones.
+            for (Fiber& fiber : block->fibers) {
+                fiber.begun = false;
+            }
             return false;
         }
     }

@@ -16,9 +16,11 @@ pub(crate) use device::ShimDriver;
 pub(crate) use recorder::Recorder;
 
 /// Warnings are for people. Products and sums are fused only where the sources say so, as on the GPU; loads through
-/// misaligned pointers and indices outside of arrays stop the program.
-const FLAGS: [&str; 9] = [
+/// misaligned pointers and indices outside of arrays stop the program. Jumps from stack to stack are what fibers are made of,
+/// so they are not to be checked.
+const FLAGS: [&str; 10] = [
     "-std=c++17",
+    "-U_FORTIFY_SOURCE",
     "-O2",
     "-fPIC",
     "-shared",
