@@ -17,7 +17,7 @@ use kernels::cuda::{
 use kernels::error::KernelError;
 use kernels::formats::TensorType;
 use sample::{Random, tensor_of, weights};
-use shim::{NoCompiler, Recorder, ShimDriver};
+use shim::{Deaf, NoCompiler, Recorder, ShimDriver};
 
 const SHAPE: AttentionShape =
     AttentionShape { heads: 4, kv_heads: 2, head_dim: 16, scale: 0.25, window: None };
@@ -54,6 +54,7 @@ fn a_life(backend: &CudaBackend, recorder: &Recorder) -> Result<usize, KernelErr
         backend.append(&mut pool, SHAPE, &[group(&second)], &kv, &kv)?;
         backend.gather_rows(&x, &[8, 1], &mut y)?;
         backend.read(&y, 9, &mut [0.0; 9 * 64])?;
+        backend.finish()?;
     }
     Ok(recorder.calls_left())
 }
@@ -68,6 +69,25 @@ fn nothing_races_and_everything_is_given_back() {
     }
     drop(backend);
     assert!(recorder.is_empty());
+}
+
+/// Streams are made in the order compute, load, save.
+#[test]
+fn waiting_is_missed_where_it_is_left_out() {
+    let cases = [
+        (Deaf::Stream(0), "races scatter_cell_int8"),
+        (Deaf::Stream(1), "scatter_cell_int8 races"),
+        (Deaf::Stream(2), "gather_cell_int8 races"),
+        (Deaf::Host, "the host's write races a copy to the device"),
+    ];
+    for (deaf, what) in cases {
+        let recorder = Arc::new(Recorder::deaf(ShimDriver::new(0), deaf));
+        let cache = Cache::new(None, Box::new(NoCompiler));
+        let backend = CudaBackend::with_driver(recorder.clone(), cache).unwrap();
+        a_life(&backend, &recorder).unwrap();
+        let broken = recorder.broken();
+        assert!(broken.iter().any(|broken| broken.contains(what)), "{deaf:?}: {broken:?}");
+    }
 }
 
 #[test]

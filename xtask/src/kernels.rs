@@ -126,6 +126,15 @@ fn sources() -> Result<Vec<String>, Failure> {
     Ok(stems)
 }
 
+/// Instructions that no kernel may have: those that are not exact, and those whose order is a race.
+fn forbidden(code: &str) -> Option<&str> {
+    let bad = |word: &&str| {
+        let inexact = word.contains(".approx") || word.contains(".ftz");
+        inexact || word.starts_with("atom.") || word.starts_with("red.")
+    };
+    code.split_whitespace().find(bad)
+}
+
 /// Assembles one file for one architecture and adds what its kernels take.
 fn assemble(
     compilers: &Compilers,
@@ -134,9 +143,16 @@ fn assemble(
     architecture: &'static str,
     table: &mut Table,
 ) -> Result<(), Failure> {
+    let code = folder.join(format!("{file}.compute_{architecture}.ptx"));
+    let text = fs::read_to_string(&code).map_err(Failure::file(&code))?;
+    if let Some(instruction) = forbidden(&text) {
+        return Err(Failure::Other(format!(
+            "{file}.cu has {instruction}, which does not give the same bits always"
+        )));
+    }
     let mut ptxas = Command::new(&compilers.ptxas);
     ptxas.args(["-v", &format!("-arch=sm_{architecture}"), "-o"]);
-    ptxas.arg(folder.join("assembled.cubin")).arg(folder.join(format!("{file}.compute_{architecture}.ptx")));
+    ptxas.arg(folder.join("assembled.cubin")).arg(&code);
     let done = ptxas.output().map_err(|source| Failure::Start { program: "ptxas".to_owned(), source })?;
     let said = String::from_utf8_lossy(&done.stderr);
     if !done.status.success() {
@@ -281,6 +297,13 @@ ptxas info    : Used 10 registers, used 0 barriers
         let add = Resources { registers: 10, shared: 0, spilled: 36 };
         assert_eq!(found, [("gemm_f32".to_owned(), gemm), ("add".to_owned(), add)]);
         assert_eq!(spills(&table()).collect::<Vec<_>>(), ["add on sm_90 (36 bytes)"]);
+    }
+
+    #[test]
+    fn instructions_that_are_not_exact_are_found() {
+        assert_eq!(forbidden("ld.shared.f32 %f1, [a]; fma.rn.f32 %f1, %f2; div.rn.f32 %f3;"), None);
+        assert_eq!(forbidden("mul.f32 %f1; ex2.approx.ftz.f32 %f1, %f2;"), Some("ex2.approx.ftz.f32"));
+        assert_eq!(forbidden("red.global.add.f32 [a], %f2;"), Some("red.global.add.f32"));
     }
 
     #[test]

@@ -258,7 +258,7 @@ float exchange(float value, int mask) {
 }  // namespace shim
 
 // Runs a kernel over a grid of blocks of `threads` threads. `args` points to each argument, `kinds` has a letter for each
-// (see `Kind`). `order` says in which order threads and blocks run. 0, or what is wrong in `problem` (of `size` bytes).
+// (see `Kind`) or is null. `order` says in which order threads and blocks run. 0, or what is wrong in `problem` (of `size` bytes).
 extern "C" int shim_launch(const char* name, const u32* grid, u32 threads, void** args, const char* kinds, u32 order,
                            char* problem, size_t size) {
     using namespace shim;
@@ -272,7 +272,7 @@ extern "C" int shim_launch(const char* name, const u32* grid, u32 threads, void*
         snprintf(problem, size, "there is no kernel %s", name);
         return 1;
     }
-    if (strcmp(found->kinds(), kinds)) {
+    if (kinds && strcmp(found->kinds(), kinds)) {
         snprintf(problem, size, "%s takes arguments %s and is given %s", name, found->kinds(), kinds);
         return 1;
     }

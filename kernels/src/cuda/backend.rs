@@ -104,7 +104,7 @@ impl CudaBackend {
     ///
     /// # Errors
     /// No driver, too old a driver, no such device, too old a device, no memory; all in one sentence. A missing run-time
-    /// compiler is found out when a kernel is first used and not in the cache.
+    /// compiler is found out by [`CudaBackend::prepare`], or when a kernel is first used and not in the cache.
     pub fn new(options: CudaOptions) -> Result<Self, KernelError> {
         let driver = GpuDriver::open(options.device)?;
         let cache = Cache::new(options.cache, Box::new(LazyNvrtc::new(options.nvrtc)));
@@ -131,6 +131,15 @@ impl CudaBackend {
             loads: Mutex::new(Loads::new(&device)?),
             device,
         })
+    }
+
+    /// Compiles and loads all kernels: some seconds where they are not in the cache. Without it, each is when it is first
+    /// used, which is a bad time to find out that there is no compiler.
+    ///
+    /// # Errors
+    /// No run-time compiler, a driver too old for its code, a device that is lost.
+    pub fn prepare(&self) -> Result<(), KernelError> {
+        self.programs.prepare()
     }
 
     /// All of a matrix as f32: `out` has its shape.
@@ -441,6 +450,11 @@ impl Backend for CudaBackend {
         let (count, cols) = (Arg::U32(number("rows", rows.len())?), Arg::U32(x.cols as u32));
         self.programs.each("gather_rows", rows.len() * x.cols, &[from, ids, Arg::Write(to), count, cols])?;
         calls.staging.done(&staged)
+    }
+
+    fn finish(&self) -> Result<(), KernelError> {
+        let Device { driver, compute, load, save } = &*self.device;
+        [compute, load, save].into_iter().try_for_each(|stream| Ok(driver.finish(*stream)?))
     }
 
     fn read(&self, x: &CudaTensor, rows: usize, out: &mut [f32]) -> Result<(), KernelError> {

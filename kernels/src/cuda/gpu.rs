@@ -29,35 +29,24 @@ pub struct GpuDriver {
 }
 
 impl GpuDriver {
+    /// All devices of this machine, in the driver's order.
+    ///
+    /// # Errors
+    /// No driver, too old a driver, no device.
+    pub fn devices() -> Result<Vec<DeviceInfo>, DeviceError> {
+        (0..start(0)?).map(|index| info(handle(index)?)).collect()
+    }
+
     /// Opens device `index`.
     ///
     /// # Errors
     /// No driver, too old a driver, no such device, too old a device.
     pub fn open(index: usize) -> Result<Self, DeviceError> {
-        // Without the library every other call would panic.
-        // SAFETY: loads the driver's library and lets it go again.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(DeviceError::NoDriver);
+        let found = start(index)?;
+        if index >= found {
+            return Err(DeviceError::NoDevice { index, found });
         }
-        result::init().map_err(|error| match error.0 {
-            CUresult::CUDA_ERROR_NO_DEVICE => DeviceError::NoDevice { index, found: 0 },
-            CUresult::CUDA_ERROR_STUB_LIBRARY => DeviceError::NoDriver,
-            CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH => too_old(&error),
-            _ => problem("cuInit", &error),
-        })?;
-        let mut version = 0;
-        // SAFETY: writes a number.
-        let told = unsafe { sys::cuDriverGetVersion(&mut version) }.result();
-        told.map_err(|error| problem("cuDriverGetVersion", &error))?;
-        if version < NEEDED_VERSION {
-            let found = format!("CUDA {}.{}", version / 1000, version % 1000 / 10);
-            return Err(DeviceError::OldDriver { found, needed: NEEDED });
-        }
-        let found = result::device::get_count().map_err(|error| problem("cuDeviceGetCount", &error))?;
-        let found = usize::try_from(found).unwrap_or(0);
-        let ordinal = c_int::try_from(index).ok().filter(|_| index < found);
-        let ordinal = ordinal.ok_or(DeviceError::NoDevice { index, found })?;
-        let device = result::device::get(ordinal).map_err(|error| problem("cuDeviceGet", &error))?;
+        let device = handle(index)?;
         let info = info(device)?;
         if info.capability.0 < NEEDED_CAPABILITY {
             let found = format!("{}.{}", info.capability.0, info.capability.1);
@@ -97,6 +86,36 @@ impl GpuDriver {
             }),
         }
     }
+}
+
+/// Starts the driver, for device `index`; how many devices there are.
+fn start(index: usize) -> Result<usize, DeviceError> {
+    // Without the library every other call would panic.
+    // SAFETY: loads the driver's library and lets it go again.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(DeviceError::NoDriver);
+    }
+    result::init().map_err(|error| match error.0 {
+        CUresult::CUDA_ERROR_NO_DEVICE => DeviceError::NoDevice { index, found: 0 },
+        CUresult::CUDA_ERROR_STUB_LIBRARY => DeviceError::NoDriver,
+        _ => problem("cuInit", &error),
+    })?;
+    let mut version = 0;
+    // SAFETY: writes a number.
+    let told = unsafe { sys::cuDriverGetVersion(&mut version) }.result();
+    told.map_err(|error| problem("cuDriverGetVersion", &error))?;
+    if version < NEEDED_VERSION {
+        let found = format!("CUDA {}.{}", version / 1000, version % 1000 / 10);
+        return Err(DeviceError::OldDriver { found, needed: NEEDED });
+    }
+    let found = result::device::get_count().map_err(|error| problem("cuDeviceGetCount", &error))?;
+    Ok(usize::try_from(found).unwrap_or(0))
+}
+
+/// The driver's name of a device that is there.
+fn handle(index: usize) -> Result<sys::CUdevice, DeviceError> {
+    let ordinal = c_int::try_from(index).map_err(|_| DeviceError::NoDevice { index, found: 0 })?;
+    result::device::get(ordinal).map_err(|error| problem("cuDeviceGet", &error))
 }
 
 /// Name, capability and memory.

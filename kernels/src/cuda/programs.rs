@@ -7,7 +7,7 @@ use super::cache::Cache;
 use super::driver::{Arg, Function, Launch, Module, Stream};
 use super::error::DeviceError;
 use super::memory::Device;
-use super::sources::source_of;
+use super::sources::{SOURCES, Source, source_of};
 use crate::error::KernelError;
 
 /// Threads of a block of a kernel that has no wish of its own.
@@ -46,19 +46,29 @@ impl Programs {
             return Ok(function);
         }
         let source = source_of(name).ok_or_else(|| DeviceError::NoKernel { name: name.to_string() })?;
-        let driver = &self.device.driver;
-        let module = match loaded.modules.get(source.file) {
-            Some(&module) => module,
-            None => {
-                let module =
-                    driver.load(&self.cache.code(source, architecture(driver.info().capability))?)?;
-                loaded.modules.insert(source.file, module);
-                module
-            }
-        };
-        let function = driver.function(module, name)?;
+        let module = self.module(&mut loaded, source)?;
+        let function = self.device.driver.function(module, name)?;
         loaded.functions.insert(name.to_string(), function);
         Ok(function)
+    }
+
+    fn module(&self, loaded: &mut Loaded, source: &Source) -> Result<Module, DeviceError> {
+        if let Some(&module) = loaded.modules.get(source.file) {
+            return Ok(module);
+        }
+        let driver = &self.device.driver;
+        let module = driver.load(&self.cache.code(source, architecture(driver.info().capability))?)?;
+        loaded.modules.insert(source.file, module);
+        Ok(module)
+    }
+
+    /// Compiles and loads everything.
+    pub(super) fn prepare(&self) -> Result<(), KernelError> {
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        for source in &SOURCES {
+            self.module(&mut loaded, source)?;
+        }
+        Ok(())
     }
 
     /// Starts a kernel.

@@ -1,5 +1,5 @@
 //! The kernels' sources on the CPU: compiled once into a shared library, and a driver that launches them.
-#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(dead_code, unused_imports, reason = "each test file uses its part")]
 
 mod device;
 mod recorder;
@@ -13,7 +13,7 @@ use kernels::cuda::{Cache, Compiler, CudaBackend, DeviceError, Source};
 use libloading::Library;
 
 pub(crate) use device::ShimDriver;
-pub(crate) use recorder::Recorder;
+pub(crate) use recorder::{Deaf, Recorder};
 
 /// Warnings are for people. Products and sums are fused only where the sources say so, as on the GPU; loads through
 /// misaligned pointers and indices outside of arrays stop the program. Jumps from stack to stack are what fibers are made of,
@@ -124,8 +124,8 @@ fn compiler() -> String {
     })
 }
 
-/// Builds the library where there is none for these very sources.
-fn build() -> PathBuf {
+/// The library, built where there is none for these very sources.
+pub(crate) fn build() -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda");
     let mut flags = FLAGS.map(str::to_string).to_vec();
     #[cfg(target_arch = "x86_64")]
@@ -146,7 +146,8 @@ fn build() -> PathBuf {
     if !library.is_file() {
         let beside = library.with_extension(format!("{}.part", std::process::id()));
         let mut command = Command::new(&compiler);
-        command.args(flags).arg("-o").arg(&beside).arg(folder.join("shim/shim.cpp"));
+        command.args(flags).arg("-o").arg(&beside);
+        command.args(["shim/shim.cpp", "shim/driver.cpp"].map(|file| folder.join(file)));
         let status = command.status().unwrap();
         assert!(status.success(), "{compiler} cannot compile the kernels for the CPU");
         std::fs::rename(&beside, &library).unwrap();
