@@ -289,6 +289,11 @@ pub trait Backend: Send + Sync + 'static {
         rows: &[usize],
         out: &mut Self::Tensor,
     ) -> Result<(), KernelError>;
+    /// Waits until everything that was queued is done. A device may return from the other calls before that; those that
+    /// give something to the host wait by themselves. Time is measured around this.
+    fn finish(&self) -> Result<(), KernelError> {
+        Ok(())
+    }
     /// Copies the first `rows` rows to the host, row-major.
     fn read(&self, x: &Self::Tensor, rows: usize, out: &mut [f32]) -> Result<(), KernelError>;
     /// Copies row-major values from the host.

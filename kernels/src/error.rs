@@ -1,5 +1,6 @@
 //! What a kernel can refuse, and why.
 
+use crate::cuda::DeviceError;
 use crate::formats::TensorType;
 
 /// A refused kernel call. Nothing was computed or only part of an output was written; inputs are unchanged.
@@ -98,4 +99,7 @@ pub enum KernelError {
         /// What the operating system said.
         problem: String,
     },
+    /// The GPU, or what is needed to use it.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
 }

@@ -9,6 +9,7 @@ mod bench;
 mod demo;
 mod fixtures;
 mod guests;
+mod kernels;
 mod process;
 mod python;
 mod setup;
@@ -41,6 +42,9 @@ enum Command {
     Test(test::Options),
     /// Check the rules the compiler does not know: arrows between modules, sizes, words, pinned formats
     Tidy(tidy::Options),
+    /// Compile the CUDA kernels for three architectures and check what they take; needs no GPU, and fetches NVRTC and
+    /// ptxas (130 MB) once
+    Kernels(kernels::Options),
     /// Set up, then run the demonstration
     Demo(demo::Options),
     /// Run a benchmark; without a name, list them
@@ -55,6 +59,7 @@ fn main() -> ExitCode {
         Command::Guests(options) => guests::run(&options),
         Command::Test(options) => test::run(&options),
         Command::Tidy(options) => tidy::run(&options),
+        Command::Kernels(options) => kernels::run(&options),
         Command::Demo(options) => demo::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::Fixtures(options) => fixtures::run(&options),

@@ -6,13 +6,16 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use crate::process::{Failure, cargo, root, run as run_process, seconds, target_dir};
-use crate::{python, setup, tidy};
+use crate::{kernels, python, setup, tidy};
 
 #[derive(Args, Debug, Default)]
 pub(crate) struct Options {
     /// Do not fetch models; tests that need one say that they were left out
     #[arg(long)]
     no_models: bool,
+    /// Do not fetch NVRTC and ptxas; the CUDA kernels are then not compiled for GPUs, only tested on the CPU
+    #[arg(long)]
+    no_kernels: bool,
 }
 
 /// A step and how long it took.
@@ -55,6 +58,15 @@ fn all(options: &Options, steps: &mut Steps) {
     if !built {
         return;
     }
+    let mut nvrtc = None;
+    if !options.no_kernels {
+        steps.run("kernels", || {
+            let compilers = kernels::compilers()?;
+            kernels::check(&compilers, &kernels::Options::default())?;
+            nvrtc = Some(compilers.nvrtc);
+            Ok(())
+        });
+    }
     let mut client = None;
     let ready = steps.run("setup", || {
         setup::machine()?;
@@ -71,6 +83,9 @@ fn all(options: &Options, steps: &mut Steps) {
             tests.args(["test", "--quiet", "--workspace", "--no-fail-fast"]);
             if let Some(python) = &client {
                 tests.env("SESSION_RUNTIME_TEST_PYTHON", python);
+            }
+            if let Some(nvrtc) = &nvrtc {
+                tests.env("SESSION_RUNTIME_TEST_NVRTC", nvrtc);
             }
             if !options.no_models {
                 tests.env("SESSION_RUNTIME_REQUIRE_MODELS", "1");

@@ -15,8 +15,9 @@ use super::rope::Rotate;
 use super::scale::{Scale, ScaleChannels};
 use super::swiglu::Silu;
 use super::workers::{Disjoint, MAX_THREADS, Workers};
-use super::{CpuMatrix, CpuOptions, CpuPool, CpuRope, CpuVector, Isa, Rounding, best_isa, check, embed};
+use super::{CpuMatrix, CpuOptions, CpuPool, CpuRope, CpuVector, Isa, Rounding, best_isa, embed};
 use crate::backend::{AttentionShape, Backend, MatrixSpec, Output, PageId, PoolSpec, RopePairing, RowGroup};
+use crate::check;
 use crate::error::KernelError;
 
 /// Values that one item of an element-wise kernel covers, about.
@@ -105,41 +106,6 @@ impl CpuBackend {
             dispatch(self.isa, Gated::<A>::new(gate, &up[first * cols..][..rows * cols]));
         });
         Ok(())
-    }
-
-    fn check_tables(
-        kernel: &'static str,
-        pool: &CpuPool,
-        shape: AttentionShape,
-        groups: &[RowGroup<'_>],
-    ) -> Result<(), KernelError> {
-        check::shape(kernel, shape)?;
-        check::equal(kernel, "head_dim", pool.spec.head_dim, shape.head_dim)?;
-        for group in groups {
-            check::equal(kernel, "tables of a group", shape.kv_heads, group.tables.len())?;
-            let tokens = check::tokens(kernel, group)?;
-            let first = shape.first_seen(group.start);
-            group.tables.iter().try_for_each(|table| pool.check_table(kernel, table, first, tokens))?;
-        }
-        Ok(())
-    }
-
-    fn check_cell(
-        kernel: &'static str,
-        pool: &CpuPool,
-        tables: &[&[PageId]],
-        tokens: usize,
-        cell: usize,
-    ) -> Result<(), KernelError> {
-        tables.iter().try_for_each(|table| pool.check_table(kernel, table, 0, tokens))?;
-        if tables.is_empty() || tokens == 0 {
-            return Err(KernelError::Size {
-                what: format!("{kernel}: cell"),
-                rows: tables.len(),
-                cols: tokens,
-            });
-        }
-        check::equal(kernel, "cell bytes", pool.spec.cell_bytes(tables.len(), tokens), cell)
     }
 }
 
@@ -357,7 +323,7 @@ impl Backend for CpuBackend {
         k: &CpuTensor,
         v: &CpuTensor,
     ) -> Result<(), KernelError> {
-        Self::check_tables("append", pool, shape, groups)?;
+        check::tables("append", &pool.spec, shape, groups)?;
         let width = shape.kv_heads.saturating_mul(shape.head_dim);
         check::equal("append", "columns of k", width, k.cols)?;
         check::equal("append", "columns of v", width, v.cols)?;
@@ -375,7 +341,7 @@ impl Backend for CpuBackend {
         out: &mut CpuTensor,
         lse: Option<&mut [f32]>,
     ) -> Result<(), KernelError> {
-        Self::check_tables("attention", pool, shape, groups)?;
+        check::tables("attention", &pool.spec, shape, groups)?;
         check::equal("attention", "columns of q", shape.heads * shape.head_dim, q.cols)?;
         check::equal("attention", "columns of out", shape.heads * shape.head_dim, out.cols)?;
         check::disjoint("attention", groups, q.rows.min(out.rows))?;
@@ -415,8 +381,8 @@ impl Backend for CpuBackend {
     }
 
     fn copy_page(&self, pool: &mut CpuPool, source: PageId, target: PageId) -> Result<(), KernelError> {
-        pool.check_page("copy_page", source)?;
-        pool.check_page("copy_page", target)?;
+        check::page("copy_page", &pool.spec, source)?;
+        check::page("copy_page", &pool.spec, target)?;
         pool.copy_page(source, target);
         Ok(())
     }
@@ -428,7 +394,7 @@ impl Backend for CpuBackend {
         tokens: usize,
         cell: &mut [u8],
     ) -> Result<(), KernelError> {
-        Self::check_cell("gather_cell", pool, tables, tokens, cell.len())?;
+        check::cell("gather_cell", &pool.spec, tables, tokens, cell.len())?;
         pool.gather(tables, tokens, cell);
         Ok(())
     }
@@ -440,7 +406,7 @@ impl Backend for CpuBackend {
         tokens: usize,
         cell: &[u8],
     ) -> Result<(), KernelError> {
-        Self::check_cell("scatter_cell", pool, tables, tokens, cell.len())?;
+        check::cell("scatter_cell", &pool.spec, tables, tokens, cell.len())?;
         pool.scatter(tables, tokens, cell);
         Ok(())
     }

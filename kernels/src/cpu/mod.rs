@@ -8,9 +8,8 @@
 mod add;
 mod attention;
 mod backend;
-mod buffer;
+pub(crate) mod buffer;
 pub mod ceiling;
-mod check;
 mod embed;
 mod exp;
 mod gate;

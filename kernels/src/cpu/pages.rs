@@ -164,35 +164,6 @@ impl CpuPool {
         Ok(Self { spec, pages })
     }
 
-    /// Refuses page ids outside of the pool among the pages of a table that hold tokens `first..tokens`.
-    pub(super) fn check_table(
-        &self,
-        kernel: &'static str,
-        table: &[PageId],
-        first: usize,
-        tokens: usize,
-    ) -> Result<(), KernelError> {
-        let needed = tokens.div_ceil(PAGE_TOKENS);
-        let Some(used) = table.get(..needed) else {
-            return Err(KernelError::Shape {
-                kernel,
-                what: "pages of a table",
-                expected: needed,
-                got: table.len(),
-            });
-        };
-        used.iter().skip(first / PAGE_TOKENS).try_for_each(|&page| self.check_page(kernel, page))
-    }
-
-    pub(super) fn check_page(&self, kernel: &'static str, page: PageId) -> Result<(), KernelError> {
-        let (index, limit) = (page.0 as usize, self.spec.pages);
-        if index < limit {
-            Ok(())
-        } else {
-            Err(KernelError::OutOfRange { kernel, what: "page", index, limit })
-        }
-    }
-
     pub(super) fn copy_page(&mut self, source: PageId, target: PageId) {
         with_pages!(&mut self.pages, pages => pages.copy_page(source, target));
     }

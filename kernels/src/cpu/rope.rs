@@ -54,6 +54,11 @@ impl CpuRope {
         Ok(Self { dims, positions, table })
     }
 
+    /// All factors, for a device that keeps its own copy: per position the cosines, then the sines.
+    pub(crate) fn values_of(base: f32, dims: usize, positions: usize) -> Result<Buffer<f32>, KernelError> {
+        Ok(Self::new(&Workers::new(1)?, base, dims, positions)?.table)
+    }
+
     /// Cosines and sines of a position.
     fn at(&self, position: usize) -> (&[f32], &[f32]) {
         self.table[position * self.dims..][..self.dims].split_at(self.dims / 2)

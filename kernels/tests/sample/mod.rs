@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 use kernels::backend::Backend;
-use kernels::cpu::{CpuBackend, CpuOptions, CpuTensor, Isa};
+use kernels::cpu::{CpuBackend, CpuOptions, Isa};
 use kernels::formats::TensorType;
 
 /// A small counter-based generator (SplitMix64).
@@ -43,7 +43,7 @@ pub(crate) fn backend(threads: usize, isa: Isa) -> CpuBackend {
     CpuBackend::new(CpuOptions { threads, isa: Some(isa), ..CpuOptions::default() }).unwrap()
 }
 
-pub(crate) fn tensor_of(backend: &CpuBackend, values: &[f32], cols: usize) -> CpuTensor {
+pub(crate) fn tensor_of<B: Backend>(backend: &B, values: &[f32], cols: usize) -> B::Tensor {
     let mut tensor = backend.tensor(values.len() / cols, cols).unwrap();
     backend.write(&mut tensor, values).unwrap();
     tensor
