@@ -14,6 +14,7 @@ use kernels::cpu::{CpuBackend, CpuOptions};
 use session_runtime::engine::sampler::SamplingParams;
 use session_runtime::engine::{self, Engine, EngineOptions, LogitRows, SequenceRows};
 use session_runtime::kv::chunk::CHUNK_TOKENS;
+use session_runtime::kv::codec::KvCodec;
 use session_runtime::kv::pool::PagePool;
 use session_runtime::kv::shape::TableShape;
 use session_runtime::kv::table::{BlockTable, Need};
@@ -346,7 +347,7 @@ async fn i1_a_history_cut_before_its_windows_goes_on_as_if_it_had_been_shorter()
     for (start, end) in [(100, 150), (405, 415), (64, 420), (0, 200)] {
         let (cut, control): (Arc<str>, Arc<str>) = ("cut".into(), "control".into());
         for session in [&cut, &control] {
-            scheduler.open(session, Vec::new(), None, None).unwrap();
+            scheduler.open(session, Vec::new(), None, None, KvCodec::Raw).unwrap();
         }
         scheduler.append(&cut, tokens.clone()).unwrap();
         let mut left = tokens.clone();

@@ -7,7 +7,7 @@ use super::extract::Fields;
 use super::problem::Problem;
 use crate::kv::state::KvState;
 use crate::restore::plan::RestoreMode;
-use crate::session::spec::{ConstraintSpec, FileGrant, OnBusy, Sampling, SessionSpec, TurnRequest};
+use crate::session::spec::{ConstraintSpec, FileGrant, KvCodec, OnBusy, Sampling, SessionSpec, TurnRequest};
 use crate::session::view::{KvTransition, KvView, SessionStatus, SessionView, TurnView};
 
 /// Most stop texts of a turn.
@@ -51,6 +51,8 @@ pub(super) struct CreateSession {
     pub(super) metadata: Map<String, Value>,
     /// Seconds of idleness after which the KV may leave the device unasked.
     pub(super) idle_ttl_seconds: Option<u64>,
+    /// In how many bits the KV is kept once it leaves the device; anything but `raw` loses something for good.
+    pub(super) kv_codec: KvCodec,
 }
 
 impl Fields for CreateSession {
@@ -67,6 +69,7 @@ impl Fields for CreateSession {
         "title",
         "metadata",
         "idle_ttl_seconds",
+        "kv_codec",
     ];
     const REFUSED: &'static [(&'static str, &'static str)] = &[
         ("ttl", "use 'idle_ttl_seconds' for the KV; sessions themselves do not expire"),
@@ -101,6 +104,7 @@ impl CreateSession {
             title: self.title,
             metadata: self.metadata,
             idle_ttl_seconds: self.idle_ttl_seconds,
+            kv_codec: self.kv_codec,
             ephemeral: false,
         })
     }

@@ -11,6 +11,7 @@ use tokio::sync::mpsc::unbounded_channel;
 use crate::engine::Engine;
 use crate::engine::sampler::SamplingParams;
 use crate::error::Error;
+use crate::kv::codec::KvCodec;
 use crate::kv::contract::Contract;
 use crate::models::Tokenizer;
 use crate::restore::plan::RestoreMode;
@@ -76,7 +77,7 @@ async fn messages(
     (runs, length): (usize, usize),
 ) -> Result<Overhead, Error> {
     let session: Arc<str> = "bench".into();
-    scheduler.open(&session, Vec::new(), None, None)?;
+    scheduler.open(&session, Vec::new(), None, None, KvCodec::Raw)?;
     scheduler.append(&session, prompt.to_vec())?;
     // The first message reads the prompt, and is not counted.
     message(scheduler, tokenizer, &session, 1).await?;

@@ -15,6 +15,7 @@ use super::options::Options;
 use super::render::Screen;
 use super::serve::directory;
 use super::terminal::print_line;
+use crate::kv::codec::KvCodec;
 
 /// Most bytes of a prompt read from standard input.
 const PROMPT_LIMIT: u64 = 4 * 1024 * 1024;
@@ -41,9 +42,12 @@ pub(super) struct Run {
     /// Title of the new session
     #[arg(long, value_name = "TEXT")]
     title: Option<String>,
+    /// In how many bits the new session's KV is kept once it leaves the device: raw, int8 or int4. Only raw continues exactly
+    #[arg(long, value_name = "NAME")]
+    kv_codec: Option<KvCodec>,
     /// Continues this session
     #[arg(long, value_name = "ID")]
-    #[arg(conflicts_with_all = ["agent", "tools", "grants", "params", "instructions", "title"])]
+    #[arg(conflicts_with_all = ["agent", "tools", "grants", "params", "instructions", "title", "kv_codec"])]
     session: Option<String>,
     /// Most tokens of one message of the model
     #[arg(long, value_name = "N")]
@@ -125,6 +129,9 @@ impl Run {
             if let Some(value) = value {
                 body[name] = value.clone().into();
             }
+        }
+        if let Some(codec) = self.kv_codec {
+            body["kv_codec"] = json!(codec);
         }
         let session = client.post("/v1/sessions", &body)?;
         session["id"].as_str().map(str::to_owned).ok_or_else(|| Failure::new("the server made no session"))

@@ -69,6 +69,13 @@ impl Contract {
         }
     }
 
+    /// The contract of cells that a codec packed for a session. What was lost depends on when it left the device, so that no
+    /// other session takes such cells for its own.
+    #[must_use]
+    pub fn packed(&self, codec: &str, session: &str) -> Self {
+        Self { lineage: format!("{codec}/{session}"), ..self.clone() }
+    }
+
     /// Name and value of every field, in the fixed order of the digest.
     pub fn fields(&self) -> [(&'static str, &str); 9] {
         [

@@ -4,6 +4,7 @@
 //! cells in packs) is reached through ids only, so this half runs and is tested alone.
 
 pub mod chunk;
+pub mod codec;
 pub mod contract;
 pub mod pool;
 pub mod shape;

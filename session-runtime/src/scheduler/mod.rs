@@ -12,6 +12,7 @@ mod host_control;
 mod host_loads;
 pub mod idle;
 mod lookup;
+mod packing;
 mod port;
 mod resting;
 mod restoring;
@@ -36,6 +37,7 @@ use tokio::sync::{mpsc::UnboundedSender, oneshot};
 
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
+use crate::kv::codec::KvCodec;
 use crate::kv::contract::Contract;
 use crate::restore::plan::RestoreMode;
 use crate::restore::report::RestoreReport;
@@ -140,20 +142,65 @@ type Reply<T> = oneshot::Sender<Result<T, Error>>;
 
 /// What the scheduler is asked.
 enum Command {
-    Open { session: Arc<str>, tokens: Vec<u32>, saved_under: Option<Box<Contract>>, idle_ttl_ms: Option<u64> },
-    Append { session: Arc<str>, tokens: Vec<u32> },
-    Generate { session: Arc<str>, request: Box<GenerationRequest>, events: UnboundedSender<GenerationEvent> },
-    Cancel { session: Arc<str> },
-    Rest { session: Arc<str>, reason: RestReason },
-    Evict { session: Arc<str>, reply: Reply<KvTransition> },
-    Restore { session: Arc<str>, mode: RestoreMode, reply: Reply<RestoreReport> },
-    Fork { source: Arc<str>, target: Arc<str>, reply: Reply<()> },
-    Cut { session: Arc<str>, start: usize, end: usize, reply: Reply<()> },
-    Close { session: Arc<str> },
-    View { session: Arc<str>, reply: Reply<KvView> },
-    Device { reply: Reply<DeviceView> },
-    Host { reply: Reply<HostView> },
-    Settle { reply: Reply<()> },
+    Open {
+        session: Arc<str>,
+        tokens: Vec<u32>,
+        saved_under: Option<Box<Contract>>,
+        idle_ttl_ms: Option<u64>,
+        codec: KvCodec,
+    },
+    Append {
+        session: Arc<str>,
+        tokens: Vec<u32>,
+    },
+    Generate {
+        session: Arc<str>,
+        request: Box<GenerationRequest>,
+        events: UnboundedSender<GenerationEvent>,
+    },
+    Cancel {
+        session: Arc<str>,
+    },
+    Rest {
+        session: Arc<str>,
+        reason: RestReason,
+    },
+    Evict {
+        session: Arc<str>,
+        reply: Reply<KvTransition>,
+    },
+    Restore {
+        session: Arc<str>,
+        mode: RestoreMode,
+        reply: Reply<RestoreReport>,
+    },
+    Fork {
+        source: Arc<str>,
+        target: Arc<str>,
+        reply: Reply<()>,
+    },
+    Cut {
+        session: Arc<str>,
+        start: usize,
+        end: usize,
+        reply: Reply<()>,
+    },
+    Close {
+        session: Arc<str>,
+    },
+    View {
+        session: Arc<str>,
+        reply: Reply<KvView>,
+    },
+    Device {
+        reply: Reply<DeviceView>,
+    },
+    Host {
+        reply: Reply<HostView>,
+    },
+    Settle {
+        reply: Reply<()>,
+    },
 }
 
 enum Message {
@@ -186,7 +233,7 @@ impl Scheduler {
         let (inbox, messages) = sync_channel(INBOX_MESSAGES);
         let stopping = Arc::new(AtomicBool::new(false));
         let answers = inbox.clone();
-        let tier = tier::Tier::start(store, contract.digest(), move |answer| {
+        let tier = tier::Tier::start(store, move |answer| {
             // The scheduler may be gone already; its answers are then of no use.
             let _ = answers.send(Message::Tier(answer));
         })?;
@@ -233,9 +280,10 @@ impl Scheduler {
         tokens: Vec<u32>,
         saved_under: Option<Contract>,
         idle_ttl_ms: Option<u64>,
+        codec: KvCodec,
     ) -> Result<(), Error> {
         let saved_under = saved_under.map(Box::new);
-        self.send(Command::Open { session: Arc::clone(session), tokens, saved_under, idle_ttl_ms })
+        self.send(Command::Open { session: Arc::clone(session), tokens, saved_under, idle_ttl_ms, codec })
     }
 
     /// Appends given tokens to a session's history.

@@ -15,6 +15,7 @@ use super::worker::{Job, Phase, Purpose, Worker};
 use crate::engine::{LogitRows, SequenceRows};
 use crate::error::{Error, ErrorKind};
 use crate::kv::chunk::{CHUNK_TOKENS, CellId, Chunk, cell_id};
+use crate::kv::contract::Digest;
 use crate::kv::state::KvEvent;
 use crate::kv::table::Need;
 use crate::restore::cost::LoadCost;
@@ -26,6 +27,8 @@ use crate::restore::source::{PerSource, Source};
 pub(super) struct RestoreRun {
     id: u64,
     pub chunks: Vec<Chunk>,
+    /// Digest of the contract of its cells.
+    contract: Digest,
     cancels: Vec<CancelFlag>,
     /// What host memory was asked for and has not brought.
     pub from_host: VecDeque<HostLoad>,
@@ -88,10 +91,10 @@ impl<B: Backend> Worker<B> {
         let mode = self.jobs[index].mode;
         let layers = self.engine.config().layers;
         let sequence = self.sequences.get(&session).ok_or_else(|| Error::no_session(&session))?;
-        let chunks = sequence.missing_chunks(&self.contract_digest);
+        let (chunks, contract) = (sequence.missing_chunks(), sequence.contract);
         let usable = sequence.foreign.is_empty();
         let facts = self.facts(sequence, &chunks);
-        let token_bytes = self.engine.cell_bytes(1);
+        let token_bytes = self.saved_token_bytes(sequence);
         let load = self.load_costs();
         let planned = plan(mode, &facts, layers as u32, token_bytes, &self.costs.compute, &load);
         let mut progress = Progress::new(&facts, &planned.cuts, layers as u32, token_bytes, mode);
@@ -125,6 +128,7 @@ impl<B: Backend> Worker<B> {
         self.next_restore += 1;
         let mut run = RestoreRun {
             id: self.next_restore,
+            contract,
             cancels: chunks.iter().map(|_| CancelFlag::default()).collect(),
             saved_chunks,
             resident,
@@ -287,6 +291,7 @@ impl<B: Backend> Worker<B> {
                 Action::Load { chunk, source: Source::Disk, layers } => self.tier.ask(TierRequest::Load {
                     restore: run.id,
                     index: chunk,
+                    contract: run.contract,
                     chunk: run.chunks[chunk].id,
                     layers,
                     cancel: run.cancels[chunk].clone(),
@@ -381,6 +386,10 @@ impl<B: Backend> Worker<B> {
             let chunk = &run.chunks[index];
             for (layer, cell) in cells.into_iter().filter(|(layer, _)| *layer >= lowest) {
                 let pages = sequence.chunk_pages(chunk, layer as usize);
+                let cell = cell.and_then(|cell| {
+                    let unpacked = self.unpack_cell(sequence.codec, chunk, layer as usize, cell);
+                    unpacked.map_err(|error| error.to_string())
+                });
                 let outcome = cell.and_then(|cell| {
                     let pages = pages.ok_or("no pages")?;
                     self.engine.scatter_cell(&pages, chunk.tokens, &cell).map_err(|error| error.to_string())

@@ -179,7 +179,7 @@ impl<B: Backend> Worker<B> {
         let computed = sequence.computed;
         let mut kept = computed > 0 && self.policy.saves();
         let worth = if kept { computed } else { 0 };
-        let mut unsaved = chunks(&self.contract_digest, &sequence.tokens[..worth]);
+        let mut unsaved = chunks(&sequence.contract, &sequence.tokens[..worth]);
         for chunk in unsaved.drain(..sequence.save_asked.min(unsaved.len())) {
             // From now on the copy in host memory is the nearest.
             self.host.touch(&chunk.id);

@@ -10,6 +10,8 @@ use super::tier::TierRequest;
 use super::worker::Worker;
 use crate::error::Error;
 use crate::kv::chunk::{CHUNK_TOKENS, Chunk, chunks};
+use crate::kv::codec::KvCodec;
+use crate::kv::contract::Digest;
 
 /// Bytes of cells that background saving may have under way.
 const SAVING_BYTES: u64 = 64 << 20;
@@ -76,17 +78,17 @@ impl<B: Backend> Worker<B> {
         if sequence.save_asked >= sealed {
             return None;
         }
-        let list = chunks(&self.contract_digest, &sequence.tokens[..sealed * CHUNK_TOKENS]);
+        let list = chunks(&sequence.contract, &sequence.tokens[..sealed * CHUNK_TOKENS]);
         list.into_iter().nth(sequence.save_asked)
     }
 
     /// How many sealed chunks of a history, from the first, the tiers hold whole: in all layers that read everything.
-    pub(super) fn chunks_held(&self, tokens: &[u32]) -> Held {
+    pub(super) fn chunks_held(&self, contract: &Digest, tokens: &[u32]) -> Held {
         let kinds = &self.engine.config().layer_kinds;
         let full = |layer: &u32| kinds.get(*layer as usize).is_some_and(|kind| kind.window().is_none());
         let layers: Vec<u32> = (0..kinds.len() as u32).filter(full).collect();
         let mut held = Held::default();
-        for chunk in chunks(&self.contract_digest, tokens).iter().filter(|chunk| chunk.is_sealed()) {
+        for chunk in chunks(contract, tokens).iter().filter(|chunk| chunk.is_sealed()) {
             let on_disk = |layer: &u32| self.tier.contains(&chunk.id, *layer);
             if held.on_disk == held.anywhere && layers.iter().all(on_disk) {
                 held.on_disk += 1;
@@ -101,11 +103,16 @@ impl<B: Backend> Worker<B> {
     /// Copies a chunk's cells off the device, into host memory where there is room, and asks the disk to save them; their
     /// bytes. Layers with a window that dropped the chunk have nothing to save: no restore asks for it.
     pub(super) fn save_chunk(&mut self, session: &Arc<str>, chunk: Chunk) -> Result<u64, Error> {
-        let Some(sequence) = self.sequences.get_mut(session) else { return Ok(0) };
+        let Some(sequence) = self.sequences.get(session) else { return Ok(0) };
+        let (codec, contract) = (sequence.codec, sequence.contract);
         let cells = (0..self.engine.config().layers)
-            .filter_map(|layer| Some((layer as u32, sequence.chunk_pages(&chunk, layer)?)))
-            .map(|(layer, pages)| Ok((layer, Arc::new(self.engine.gather_cell(&pages, chunk.tokens)?))))
+            .filter_map(|layer| Some((layer, sequence.chunk_pages(&chunk, layer)?)))
+            .map(|(layer, pages)| {
+                let cell = self.engine.gather_cell(&pages, chunk.tokens)?;
+                Ok((layer as u32, Arc::new(self.pack_cell(codec, &chunk, layer, cell)?)))
+            })
             .collect::<Result<Vec<_>, Error>>()?;
+        let Some(sequence) = self.sequences.get_mut(session) else { return Ok(0) };
         let bytes: u64 = cells.iter().map(|(_, cell)| cell.len() as u64).sum();
         if chunk.is_sealed() {
             sequence.save_asked = chunk.start / CHUNK_TOKENS + 1;
@@ -114,7 +121,8 @@ impl<B: Backend> Worker<B> {
         self.host.insert(chunk.id, cells.clone(), false);
         self.saver.in_flight += 1;
         self.saver.bytes += bytes;
-        self.tier.ask(TierRequest::Save { session: Arc::clone(session), chunk, cells });
+        let codec = if chunk.is_sealed() { codec } else { KvCodec::Raw };
+        self.tier.ask(TierRequest::Save { session: Arc::clone(session), contract, codec, chunk, cells });
         Ok(bytes)
     }
 

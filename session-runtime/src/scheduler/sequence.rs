@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::idle::RestReason;
 use crate::engine::Tables;
 use crate::kv::chunk::{CHUNK_TOKENS, Chunk, chunks};
+use crate::kv::codec::KvCodec;
 use crate::kv::contract::Digest;
 use crate::kv::state::{KvEvent, KvState, transition};
 use crate::kv::table::BlockTable;
@@ -42,6 +43,10 @@ pub(super) struct Sequence {
     pub known: usize,
     /// Where the KV is.
     pub state: KvState,
+    /// How its cells are packed when they leave the device.
+    pub codec: KvCodec,
+    /// Digest of the contract of its cells.
+    pub contract: Digest,
     /// Fields in which the contract of the saved cells differs; empty when they may be used.
     pub foreign: Vec<String>,
     /// Sealed chunks, from the first, that the tier was asked to save.
@@ -76,8 +81,8 @@ impl Sequence {
     }
 
     /// The known history's chunks, from the first that is not whole on the device.
-    pub(super) fn missing_chunks(&self, contract: &Digest) -> Vec<Chunk> {
-        chunks(contract, &self.tokens[..self.known])
+    pub(super) fn missing_chunks(&self) -> Vec<Chunk> {
+        chunks(&self.contract, &self.tokens[..self.known])
             .into_iter()
             .filter(|chunk| chunk.start + chunk.tokens > self.computed)
             .collect()

@@ -11,6 +11,7 @@ use kernels::backend::{Backend, PAGE_TOKENS};
 
 use super::worker::Worker;
 use crate::kv::chunk::CHUNK_TOKENS;
+use crate::kv::codec::KvCodec;
 use crate::kv::state::{KvEvent, KvState};
 
 /// How many more tokens the tiers must have than the device, where sharing costs nothing.
@@ -27,7 +28,7 @@ impl<B: Backend> Worker<B> {
         let tokens = &sequence.tokens[..sequence.tokens.len().saturating_sub(1)];
         let resident = self.longest_resident(session, tokens);
         let on_device = resident.as_ref().map_or(0, |(_, count)| *count);
-        let held = self.chunks_held(tokens);
+        let held = self.chunks_held(&sequence.contract, tokens);
         let on_tier = held.anywhere * CHUNK_TOKENS;
         if on_tier > on_device + TIER_TOKENS {
             if let Some(sequence) = self.sequences.get_mut(session) {
@@ -45,6 +46,8 @@ impl<B: Backend> Worker<B> {
     fn longest_resident(&self, session: &str, tokens: &[u32]) -> Option<(Arc<str>, usize)> {
         self.sequences
             .values()
+            // What a codec was asked for may have lost something.
+            .filter(|other| other.codec == KvCodec::Raw)
             .filter(|other| &*other.id != session && other.state.is_resident())
             .map(|other| {
                 let there = &other.tokens[..other.computed];

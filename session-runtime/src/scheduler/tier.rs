@@ -14,6 +14,7 @@ use super::host::CellBytes;
 use super::port::TierPort;
 use crate::error::Error;
 use crate::kv::chunk::{Chunk, ChunkId, cell_id};
+use crate::kv::codec::KvCodec;
 use crate::kv::contract::Digest;
 
 /// Key of the measured costs in the metadata.
@@ -24,11 +25,18 @@ const LEASE: Duration = Duration::from_secs(60);
 /// A request to the tier.
 pub(super) enum TierRequest {
     /// Save cells of a chunk, by layer.
-    Save { session: Arc<str>, chunk: Chunk, cells: Vec<(u32, CellBytes)> },
+    Save { session: Arc<str>, contract: Digest, codec: KvCodec, chunk: Chunk, cells: Vec<(u32, CellBytes)> },
     /// Keep measured costs for the next start.
     Remember { costs: Vec<u8> },
     /// Load the cells of a chunk in these layers.
-    Load { restore: u64, index: usize, chunk: ChunkId, layers: Vec<u32>, cancel: CancelFlag },
+    Load {
+        restore: u64,
+        index: usize,
+        contract: Digest,
+        chunk: ChunkId,
+        layers: Vec<u32>,
+        cancel: CancelFlag,
+    },
 }
 
 /// The tier's answer.
@@ -72,13 +80,12 @@ impl Tier {
     /// Starts the threads; they answer through `answer`.
     pub(super) fn start(
         store: Store,
-        contract: Digest,
         answer: impl Fn(TierAnswer) + Clone + Send + 'static,
     ) -> Result<Self, Error> {
         let stop = Arc::new(AtomicBool::new(false));
         let start = |name| {
             let (store, stop, answer) = (store.clone(), Arc::clone(&stop), answer.clone());
-            Served::start(name, move |inbox| serve(&store, &contract, inbox, &stop, &answer))
+            Served::start(name, move |inbox| serve(&store, inbox, &stop, &answer))
         };
         Ok(Self { reader: start("tier-read")?, writer: start("tier-write")?, store, stop })
     }
@@ -128,18 +135,12 @@ impl Drop for Tier {
     }
 }
 
-fn serve(
-    store: &Store,
-    contract: &Digest,
-    inbox: &Receiver<TierRequest>,
-    stop: &AtomicBool,
-    answer: &dyn Fn(TierAnswer),
-) {
+fn serve(store: &Store, inbox: &Receiver<TierRequest>, stop: &AtomicBool, answer: &dyn Fn(TierAnswer)) {
     while let Ok(request) = inbox.recv() {
         match request {
-            TierRequest::Save { session, chunk, cells } => {
+            TierRequest::Save { session, contract, codec, chunk, cells } => {
                 let bytes = cells.iter().map(|(_, cell)| cell.len() as u64).sum();
-                let outcome = save(store, contract, &chunk, &cells);
+                let outcome = save(store, contract, codec, &chunk, &cells);
                 answer(TierAnswer::Saved { session, chunk, bytes, outcome });
             }
             TierRequest::Remember { costs } => {
@@ -147,13 +148,13 @@ fn serve(
                     tracing::warn!(%error, "costs not kept");
                 }
             }
-            TierRequest::Load { restore, index, chunk, layers, cancel } => {
+            TierRequest::Load { restore, index, contract, chunk, layers, cancel } => {
                 let begun = Instant::now();
                 let load = |layer| {
                     if stop.load(Ordering::Relaxed) {
                         return Err("stopped".to_owned());
                     }
-                    let cell = store.cells().get_cancellable(&cell_id(&chunk, layer), contract, &cancel);
+                    let cell = store.cells().get_cancellable(&cell_id(&chunk, layer), &contract, &cancel);
                     cell.map(Arc::new).map_err(|miss| reason(&miss).to_owned())
                 };
                 let cells = layers.into_iter().map(|layer| (layer, load(layer))).collect();
@@ -164,16 +165,22 @@ fn serve(
     }
 }
 
-fn save(store: &Store, contract: &Digest, chunk: &Chunk, cells: &[(u32, CellBytes)]) -> Result<(), String> {
+fn save(
+    store: &Store,
+    contract: Digest,
+    codec: KvCodec,
+    chunk: &Chunk,
+    cells: &[(u32, CellBytes)],
+) -> Result<(), String> {
     let writes: Vec<CellWrite<'_>> = cells
         .iter()
         .map(|(layer, payload)| CellWrite {
             id: cell_id(&chunk.id, *layer),
-            contract: *contract,
+            contract,
             chunk: chunk.id,
             layer: *layer,
             tokens: chunk.tokens as u32,
-            codec: 0,
+            codec: codec.number(),
             payload,
         })
         .collect();

@@ -26,6 +26,7 @@ use super::{
 };
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
+use crate::kv::codec::KvCodec;
 use crate::kv::contract::{Contract, Digest};
 use crate::kv::pool::PagePool;
 use crate::kv::shape::TableShape;
@@ -245,8 +246,8 @@ impl<B: Backend> Worker<B> {
 
     pub(super) fn command(&mut self, command: Command) {
         match command {
-            Command::Open { session, tokens, saved_under, idle_ttl_ms } => {
-                self.open(session, tokens, saved_under.as_deref(), idle_ttl_ms);
+            Command::Open { session, tokens, saved_under, idle_ttl_ms, codec } => {
+                self.open(session, tokens, saved_under.as_deref(), idle_ttl_ms, codec);
             }
             Command::Append { session, tokens } => {
                 if let Some(sequence) = self.sequences.get_mut(&session) {
@@ -307,6 +308,7 @@ impl<B: Backend> Worker<B> {
         tokens: Vec<u32>,
         saved_under: Option<&Contract>,
         idle_ttl_ms: Option<u64>,
+        codec: KvCodec,
     ) {
         let foreign: Vec<String> = saved_under
             .map(|saved| self.contract.relation(saved).fields().into_iter().map(str::to_owned).collect())
@@ -317,7 +319,9 @@ impl<B: Backend> Worker<B> {
             (_, _, true) => KvState::Evicted,
             (_, _, false) => KvState::Stale,
         };
-        let saved_chunks = if state == KvState::Evicted { self.chunks_held(&tokens).on_disk } else { 0 };
+        let (codec, contract) = self.packed_contract(&session, codec);
+        let saved_chunks =
+            if state == KvState::Evicted { self.chunks_held(&contract, &tokens).on_disk } else { 0 };
         let sequence = Sequence {
             id: Arc::clone(&session),
             known: tokens.len(),
@@ -325,6 +329,8 @@ impl<B: Backend> Worker<B> {
             table: self.table(),
             computed: 0,
             state,
+            codec,
+            contract,
             foreign,
             save_asked: saved_chunks,
             saved_chunks,
@@ -502,6 +508,12 @@ impl<B: Backend> Worker<B> {
             state => (state, 0),
         };
         let table = if computed > 0 { source.table.fork(&mut self.pool, computed) } else { empty };
+        let (codec, contract) = self.packed_contract(&target, source.codec);
+        // Packed cells are no other session's, not even a fork's.
+        let (saved_chunks, saved_end) = match codec {
+            KvCodec::Raw => (source.saved_chunks, source.saved_end),
+            KvCodec::Int8 | KvCodec::Int4 => (0, 0),
+        };
         let forked = Sequence {
             id: Arc::clone(&target),
             tokens: source.tokens.clone(),
@@ -509,10 +521,12 @@ impl<B: Backend> Worker<B> {
             computed,
             known: source.known,
             state,
+            codec,
+            contract,
             foreign: source.foreign.clone(),
-            save_asked: source.saved_chunks,
-            saved_chunks: source.saved_chunks,
-            saved_end: source.saved_end,
+            save_asked: saved_chunks,
+            saved_chunks,
+            saved_end,
             last_used_ms: now,
             idle_ttl_ms: source.idle_ttl_ms,
             rest: None,

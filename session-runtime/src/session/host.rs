@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use store::{Clock, Store};
 
-use super::spec::{ConstraintSpec, GenerateOptions, Role, Sampling, SegmentKind};
+use kernels::backend::KvType;
+
+use super::spec::{ConstraintSpec, GenerateOptions, KvCodec, Role, Sampling, SegmentKind};
 use crate::engine::sampler::SamplingParams;
 use crate::error::Error;
-use crate::kv::contract::Contract;
+use crate::kv::contract::{Contract, cell_layout};
 use crate::models::constraint::{Constraint, ConstraintFactory};
 use crate::models::template::{ChatTemplate, Frames};
 use crate::models::tokenizer::{Piece, Tokenizer};
@@ -70,6 +72,20 @@ pub struct SessionHost {
 }
 
 impl SessionHost {
+    /// Refuses a codec that the runtime's KV cannot be packed with.
+    pub(super) fn check_codec(&self, codec: KvCodec) -> Result<(), Error> {
+        if codec == KvCodec::Raw || self.contract.kv_layout == cell_layout(KvType::F16) {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            "kv_codec_unsupported",
+            format!(
+                "KV is packed from f16, and this runtime keeps it as {}: leave kv_codec out, or start with --kv-type f16",
+                self.contract.kv_layout
+            ),
+        ))
+    }
+
     /// Token ids of a whole message with its frame. The first message of a session also gets what the
     /// template puts before it, such as a default system message.
     pub(super) fn encode_message(&self, role: Role, text: &str, first: bool) -> Result<Vec<u32>, Error> {

@@ -91,7 +91,8 @@ impl SessionManager {
         let id: Arc<str> = id.into();
         let idle = record.spec.idle_ttl_seconds.map(|seconds| seconds.saturating_mul(1000));
         let saved_under = (!record.tokens.is_empty()).then(|| record.contract.clone());
-        self.host.scheduler.open(&id, record.tokens.clone(), saved_under, idle)?;
+        let codec = record.spec.kv_codec;
+        self.host.scheduler.open(&id, record.tokens.clone(), saved_under, idle, codec)?;
         let session = Session::new(id, Arc::clone(&self.host), record);
         // The index of deadlines may have been rebuilt; the journal has the segments.
         session.index_deadlines();
@@ -155,7 +156,9 @@ impl SessionManager {
     pub async fn create(&self, spec: SessionSpec) -> Result<Arc<Session>, Error> {
         super::host::sampling_params(&spec.sampling)?;
         self.drivers.driver(&spec)?;
+        self.host.check_codec(spec.kv_codec)?;
         let id = self.new_id(spec.id.clone())?;
+        let codec = spec.kv_codec;
         let idle = spec.idle_ttl_seconds.map(|seconds| seconds.saturating_mul(1000));
         let event = SessionEvent::Created {
             spec: Box::new(spec),
@@ -163,7 +166,7 @@ impl SessionManager {
             contract: Box::new(self.host.contract.clone()),
         };
         let session = self.begin(id, event).await?;
-        self.host.scheduler.open(&session.id, Vec::new(), None, idle)?;
+        self.host.scheduler.open(&session.id, Vec::new(), None, idle, codec)?;
         Ok(session)
     }
 

@@ -130,13 +130,13 @@ impl Disk {
     fn serve(&mut self, request: TierRequest) -> Option<TierAnswer> {
         let seconds = self.seconds(&request);
         match request {
-            TierRequest::Save { session, chunk, cells } => {
+            TierRequest::Save { session, chunk, cells, .. } => {
                 let bytes = cells.iter().map(|(_, cell)| cell.len() as u64).sum();
                 self.saved.extend(cells.iter().map(|(layer, cell)| ((chunk.id, *layer), cell.len())));
                 Some(TierAnswer::Saved { session, chunk, bytes, outcome: Ok(()) })
             }
             TierRequest::Remember { .. } => None,
-            TierRequest::Load { restore, index, chunk, layers, cancel } => {
+            TierRequest::Load { restore, index, chunk, layers, cancel, .. } => {
                 let load = |layer: u32| match self.saved.get(&(chunk, layer)) {
                     _ if cancel.is_cancelled() => Err("cancelled".to_owned()),
                     Some(bytes) => Ok(Arc::new(vec![0; *bytes])),

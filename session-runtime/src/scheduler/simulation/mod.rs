@@ -26,6 +26,7 @@ use crate::engine::sampler::SamplingParams;
 use crate::engine::{Engine, Weights};
 use crate::error::Error;
 use crate::kv::chunk::chunks;
+use crate::kv::codec::KvCodec;
 use crate::kv::contract::Contract;
 use crate::models::architecture::{Architecture, Gate, LayerKind, ModelConfig};
 
@@ -166,7 +167,13 @@ impl Simulation {
     /// Makes a session known that has computed nothing.
     pub fn open(&mut self, session: &Arc<str>, idle_ttl_ms: Option<u64>) {
         let session = Arc::clone(session);
-        self.worker.command(Command::Open { session, tokens: Vec::new(), saved_under: None, idle_ttl_ms });
+        self.worker.command(Command::Open {
+            session,
+            tokens: Vec::new(),
+            saved_under: None,
+            idle_ttl_ms,
+            codec: KvCodec::Raw,
+        });
     }
 
     /// Makes a session known with a history, and its KV on the tier; where it is not `saved`, lost.
@@ -179,7 +186,13 @@ impl Simulation {
         }
         let saved_under = saved.then(|| Box::new(self.worker.contract.clone()));
         let session = Arc::clone(session);
-        self.worker.command(Command::Open { session, tokens, saved_under, idle_ttl_ms: None });
+        self.worker.command(Command::Open {
+            session,
+            tokens,
+            saved_under,
+            idle_ttl_ms: None,
+            codec: KvCodec::Raw,
+        });
     }
 
     /// Whether a session's KV is on the device.

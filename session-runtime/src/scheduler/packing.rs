@@ -1,0 +1,78 @@
+//! Packing: cells of sessions that asked for a codec, on their way off the device and back. The unsealed tail stays as it is, so
+//! that the newest tokens have lost nothing.
+
+use kernels::backend::{Backend, KvType};
+use kernels::codec::{CellShape, pack, unpack};
+
+use super::host::CellBytes;
+use super::sequence::Sequence;
+use super::worker::Worker;
+use crate::error::Error;
+use crate::kv::chunk::{CHUNK_TOKENS, Chunk};
+use crate::kv::codec::KvCodec;
+use crate::kv::contract::Digest;
+
+impl<B: Backend> Worker<B> {
+    /// The codec that a session gets of the one it asked for, and the contract of its cells: one of its own where something is
+    /// lost. Only KV of f16 is packed.
+    pub(super) fn packed_contract(&self, session: &str, asked: KvCodec) -> (KvCodec, Digest) {
+        let codec = if self.engine.pool_spec().kv_type == KvType::F16 { asked } else { KvCodec::Raw };
+        match codec.codec() {
+            None => (KvCodec::Raw, self.contract_digest),
+            Some(packing) => (codec, self.contract.packed(packing.name(), session).digest()),
+        }
+    }
+
+    fn cell_shape(&self, layer: usize, chunk: &Chunk) -> CellShape {
+        let config = self.engine.config();
+        let windowed = config.layer_kinds.get(layer).is_some_and(|kind| kind.window().is_some());
+        let window_base = if windowed { config.window_rope_base } else { None };
+        CellShape {
+            kv_heads: config.kv_heads,
+            tokens: chunk.tokens,
+            head_dim: config.head_dim,
+            start: chunk.start,
+            rope_base: window_base.unwrap_or(config.rope_base),
+            rope_pairing: config.rope_pairing,
+        }
+    }
+
+    /// A cell as it leaves the device.
+    pub(super) fn pack_cell(
+        &self,
+        codec: KvCodec,
+        chunk: &Chunk,
+        layer: usize,
+        cell: Vec<u8>,
+    ) -> Result<Vec<u8>, Error> {
+        match codec.codec() {
+            Some(codec) if chunk.is_sealed() => Ok(pack(codec, &self.cell_shape(layer, chunk), &cell)?),
+            _ => Ok(cell),
+        }
+    }
+
+    /// A cell as the device takes it.
+    pub(super) fn unpack_cell(
+        &self,
+        codec: KvCodec,
+        chunk: &Chunk,
+        layer: usize,
+        cell: CellBytes,
+    ) -> Result<CellBytes, Error> {
+        match codec.codec() {
+            Some(codec) if chunk.is_sealed() => {
+                Ok(CellBytes::new(unpack(codec, &self.cell_shape(layer, chunk), &cell)?))
+            }
+            _ => Ok(cell),
+        }
+    }
+
+    /// Bytes of a token's KV in one layer, as the tiers keep it.
+    pub(super) fn saved_token_bytes(&self, sequence: &Sequence) -> usize {
+        let sealed = Chunk { id: [0; 32], start: 0, tokens: CHUNK_TOKENS };
+        match sequence.codec.codec() {
+            Some(codec) => self.cell_shape(0, &sealed).packed_bytes(codec).div_ceil(CHUNK_TOKENS),
+            None => self.engine.cell_bytes(1),
+        }
+    }
+}
