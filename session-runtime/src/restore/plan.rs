@@ -78,6 +78,8 @@ pub struct ChunkFacts {
     pub saved: Vec<Option<Source>>,
     /// Per layer, whether the cell must be on the device at the end.
     pub needed: Vec<bool>,
+    /// Bytes of one of its cells, as the tiers keep them.
+    pub cell_bytes: usize,
 }
 
 impl ChunkFacts {
@@ -93,11 +95,11 @@ impl ChunkFacts {
         if self.needed[layer] { self.saved[layer] } else { None }
     }
 
-    /// Cells that are loaded with this cut, where they have `token_bytes` bytes a token.
-    pub fn loads(&self, cut: u32, token_bytes: usize) -> PerSource<Amount> {
+    /// Cells that are loaded with this cut.
+    pub fn loads(&self, cut: u32) -> PerSource<Amount> {
         let mut loads = PerSource::default();
         for source in (cut as usize..self.saved.len()).filter_map(|layer| self.source(layer)) {
-            loads.add(source, 1, self.tokens * token_bytes);
+            loads.add(source, 1, self.cell_bytes);
         }
         loads
     }
@@ -123,7 +125,6 @@ pub struct RestorePlan {
 struct Pricing<'a> {
     chunks: &'a [ChunkFacts],
     layers: u32,
-    token_bytes: usize,
     compute: &'a ComputeCost,
     load: &'a PerSource<LoadCost>,
 }
@@ -145,9 +146,9 @@ impl Pricing<'_> {
         let mut work = Work { compute: 0.0, load: PerSource::default() };
         for (chunk, cut) in self.chunks.iter().zip(cuts) {
             work.compute += self.compute_seconds(chunk, *cut);
-            let loads = chunk.loads(*cut, self.token_bytes);
+            let loads = chunk.loads(*cut);
             for source in Source::ALL {
-                work.load.add(source, loads[source].cells, chunk.tokens * self.token_bytes);
+                work.load.add(source, loads[source].cells, chunk.cell_bytes);
             }
         }
         work
@@ -168,7 +169,7 @@ impl Pricing<'_> {
         let mut cuts = self.lowest();
         let mut work = self.work(&cuts);
         for (chunk, cut) in self.chunks.iter().zip(&mut cuts) {
-            let cell_bytes = chunk.tokens * self.token_bytes;
+            let cell_bytes = chunk.cell_bytes;
             let (lowest, compute) = (*cut, work.compute - self.compute_seconds(chunk, *cut));
             let mut best = (self.seconds(&work), work);
             for next in lowest + 1..=self.layers {
@@ -183,7 +184,7 @@ impl Pricing<'_> {
                 }
             }
             work = best.1;
-            if *cut < self.layers && chunk.loads(*cut, self.token_bytes).disk.cells > 0 {
+            if *cut < self.layers && chunk.loads(*cut).disk.cells > 0 {
                 return cuts;
             }
         }
@@ -191,16 +192,15 @@ impl Pricing<'_> {
     }
 }
 
-/// Plans a restore of `chunks` in a model of `layers` layers whose cells have `token_bytes` bytes a token.
+/// Plans a restore of `chunks` in a model of `layers` layers.
 pub fn plan(
     mode: RestoreMode,
     chunks: &[ChunkFacts],
     layers: u32,
-    token_bytes: usize,
     compute: &ComputeCost,
     load: &PerSource<LoadCost>,
 ) -> RestorePlan {
-    let pricing = Pricing { chunks, layers, token_bytes, compute, load };
+    let pricing = Pricing { chunks, layers, compute, load };
     let seconds = |cuts: &[u32]| pricing.seconds(&pricing.work(cuts));
     let mut cuts = match mode {
         RestoreMode::Load => pricing.lowest(),
@@ -239,7 +239,7 @@ mod tests {
             .map(|index| {
                 let (saved, needed) =
                     (vec![Some(Source::Disk); LAYERS as usize], vec![true; LAYERS as usize]);
-                ChunkFacts { start: index * 64, tokens: 64, saved, needed }
+                ChunkFacts { start: index * 64, tokens: 64, saved, needed, cell_bytes: 64 * TOKEN_BYTES }
             })
             .collect()
     }
@@ -267,7 +267,7 @@ mod tests {
         for exponent in -30..=30 {
             let (compute, load) = costs(1e-5, 1e-5 * 10_f64.powf(f64::from(exponent) / 10.0));
             let chunks = facts(60);
-            let seconds = |mode| plan(mode, &chunks, LAYERS, TOKEN_BYTES, &compute, &load).seconds;
+            let seconds = |mode| plan(mode, &chunks, LAYERS, &compute, &load).seconds;
             let best = seconds(RestoreMode::Load).min(seconds(RestoreMode::Recompute));
             assert!(seconds(RestoreMode::Planned) <= best * 1.000_001, "at 10^({exponent}/10)");
         }
@@ -280,7 +280,7 @@ mod tests {
             [(0.01, false), (0.1, false), (0.3, true), (3.0, true), (10.0, false)]
         {
             let (compute, load) = costs(1e-5, 1e-5 * load_over_compute);
-            let cuts = plan(RestoreMode::Planned, &chunks, LAYERS, TOKEN_BYTES, &compute, &load).cuts;
+            let cuts = plan(RestoreMode::Planned, &chunks, LAYERS, &compute, &load).cuts;
             let pure = if load_over_compute < 1.0 { 0 } else { LAYERS };
             assert_eq!(cuts.iter().any(|cut| *cut != pure), mixed, "{load_over_compute}: {cuts:?}");
         }
@@ -290,7 +290,7 @@ mod tests {
     fn equal_costs_meet_in_the_middle_at_the_overlap_bound() {
         let (compute, load) = costs(1e-5, 1e-5);
         let chunks = facts(60);
-        let planned = plan(RestoreMode::Planned, &chunks, LAYERS, TOKEN_BYTES, &compute, &load);
+        let planned = plan(RestoreMode::Planned, &chunks, LAYERS, &compute, &load);
         let all = 60.0 * 64.0 * f64::from(LAYERS) * 1e-5;
         let bound = all * all / (all + all);
         assert!((planned.seconds / bound - 1.0).abs() < 0.01, "{} against {bound}", planned.seconds);
@@ -306,7 +306,7 @@ mod tests {
         for (_, chunk) in chunks.iter_mut().enumerate().filter(|(index, _)| index % 3 != 0) {
             held_by(chunk, Source::Host);
         }
-        let planned = plan(RestoreMode::Planned, &chunks, LAYERS, TOKEN_BYTES, &compute, &load);
+        let planned = plan(RestoreMode::Planned, &chunks, LAYERS, &compute, &load);
         for (index, cut) in planned.cuts.iter().enumerate() {
             let in_host = index % 3 != 0;
             assert!(!in_host || *cut == 0, "{index}: {:?}", planned.cuts);
@@ -322,9 +322,8 @@ mod tests {
     fn the_cost_of_each_tier_is_its_own() {
         let (compute, load) = costs(1.0, 1e-5);
         let mut chunks = facts(4);
-        let seconds = |chunks: &[ChunkFacts]| {
-            plan(RestoreMode::Load, chunks, LAYERS, TOKEN_BYTES, &compute, &load).seconds
-        };
+        let seconds =
+            |chunks: &[ChunkFacts]| plan(RestoreMode::Load, chunks, LAYERS, &compute, &load).seconds;
         let chunk = 64.0 * f64::from(LAYERS) * 1e-5;
         for (in_host, expected) in [(0, 4.0 * chunk), (1, 3.0 * chunk), (4, 4.0 * chunk / 100.0)] {
             chunks.iter_mut().take(in_host).for_each(|chunk| held_by(chunk, Source::Host));
@@ -339,7 +338,7 @@ mod tests {
         let mut chunks = facts(3);
         chunks[1].saved[5] = None;
         for mode in [RestoreMode::Planned, RestoreMode::Load, RestoreMode::Cut(2), RestoreMode::Alternate] {
-            let planned = plan(mode, &chunks, LAYERS, TOKEN_BYTES, &compute, &load);
+            let planned = plan(mode, &chunks, LAYERS, &compute, &load);
             assert!(planned.cuts[1] >= 6, "{mode}: {:?}", planned.cuts);
         }
     }
@@ -353,10 +352,9 @@ mod tests {
                 (chunk.needed[layer], chunk.saved[layer]) = (false, None);
             }
         }
-        let planned =
-            |mode, chunks: &[ChunkFacts]| plan(mode, chunks, LAYERS, TOKEN_BYTES, &compute, &load).cuts;
+        let planned = |mode, chunks: &[ChunkFacts]| plan(mode, chunks, LAYERS, &compute, &load).cuts;
         assert_eq!(planned(RestoreMode::Load, &chunks), [0; 6]);
-        assert_eq!(chunks[0].loads(0, 1).disk.cells, 4, "one layer of six attends to all tokens");
+        assert_eq!(chunks[0].loads(0).disk.cells, 4, "one layer of six attends to all tokens");
         for mode in [RestoreMode::Planned, RestoreMode::Alternate, RestoreMode::Cut(7)] {
             let cuts = planned(mode, &chunks);
             assert!(cuts.is_sorted_by(|before, after| before >= after), "{mode}: {cuts:?}");

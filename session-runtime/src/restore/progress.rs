@@ -56,6 +56,8 @@ enum Load {
 #[derive(Clone, Debug)]
 struct ChunkProgress {
     tokens: usize,
+    /// Bytes of one of its cells.
+    cell_bytes: usize,
     cut: u32,
     computed: bool,
     load: PerSource<Load>,
@@ -111,7 +113,6 @@ pub struct Outlook<'a> {
 #[derive(Debug)]
 pub struct Progress {
     layers: u32,
-    token_bytes: usize,
     forced: bool,
     chunks: Vec<ChunkProgress>,
     /// Chunks asked of the disk that it has not answered for.
@@ -127,16 +128,9 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Begins a restore of `chunks` by `cuts` (m(c) per chunk) in a model of `layers` layers whose cells
-    /// have `token_bytes` bytes a token. `mode` other than planned is never departed from while the tier
-    /// answers.
-    pub fn new(
-        chunks: &[ChunkFacts],
-        cuts: &[u32],
-        layers: u32,
-        token_bytes: usize,
-        mode: RestoreMode,
-    ) -> Self {
+    /// Begins a restore of `chunks` by `cuts` (m(c) per chunk) in a model of `layers` layers. `mode` other than planned is
+    /// never departed from while the tier answers.
+    pub fn new(chunks: &[ChunkFacts], cuts: &[u32], layers: u32, mode: RestoreMode) -> Self {
         debug_assert_eq!(chunks.len(), cuts.len());
         let forced = mode != RestoreMode::Planned;
         let report = RestoreReport { plan: cuts.to_vec(), layers, forced, ..RestoreReport::default() };
@@ -147,6 +141,7 @@ impl Progress {
             .map(|(chunk, cut)| {
                 let mut state = ChunkProgress {
                     tokens: chunk.tokens,
+                    cell_bytes: chunk.cell_bytes,
                     cut: *cut,
                     computed: *cut == 0,
                     load: PerSource::default(),
@@ -157,17 +152,7 @@ impl Progress {
                 state
             })
             .collect();
-        Self {
-            layers,
-            token_bytes,
-            forced,
-            chunks,
-            in_flight: 0,
-            patient: false,
-            windows,
-            frontier: 0,
-            report,
-        }
+        Self { layers, forced, chunks, in_flight: 0, patient: false, windows, frontier: 0, report }
     }
 
     fn complete(&self, chunk: &ChunkProgress) -> bool {
@@ -184,7 +169,7 @@ impl Progress {
         let mut left = PerSource::default();
         for chunk in &self.chunks {
             for source in Source::ALL.into_iter().filter(|source| chunk.load[*source] != Load::Ended) {
-                left.add(source, chunk.loads(source).count(), chunk.tokens * self.token_bytes);
+                left.add(source, chunk.loads(source).count(), chunk.cell_bytes);
             }
         }
         left
@@ -227,8 +212,7 @@ impl Progress {
     /// Whether more may be under way from the disk.
     fn may_ask(&self) -> bool {
         let asked = self.chunks.iter().filter(|chunk| chunk.load.disk == Load::Asked);
-        let bytes: usize =
-            asked.map(|chunk| chunk.loads(Source::Disk).count() * chunk.tokens * self.token_bytes).sum();
+        let bytes: usize = asked.map(|chunk| chunk.loads(Source::Disk).count() * chunk.cell_bytes).sum();
         self.in_flight < LOADING_CHUNKS || (bytes < LOADING_BYTES && !self.patient)
     }
 
@@ -274,7 +258,7 @@ impl Progress {
         let compute: f64 = (front..=last).map(|index| (outlook.compute_chunk)(index)).sum();
         let mut left = self.to_load();
         for source in chunk.from.iter().flatten() {
-            left.add(*source, 1, chunk.tokens * self.token_bytes);
+            left.add(*source, 1, chunk.cell_bytes);
         }
         let load = (outlook.load)(&left);
         (load.max(outlook.stalled) < compute).then_some(last)
@@ -334,7 +318,7 @@ impl Progress {
                 break;
             }
             for source in Source::ALL.into_iter().filter(|source| chunk.load[*source] != Load::Ended) {
-                left.take(source, chunk.loads(source).count(), chunk.tokens * self.token_bytes);
+                left.take(source, chunk.loads(source).count(), chunk.cell_bytes);
             }
             computing = compute;
             count += 1;
@@ -370,7 +354,7 @@ impl Progress {
                 state.computed = false;
             }
         }
-        let bytes = (state.loads(source).count() * state.tokens * self.token_bytes) as u64;
+        let bytes = (state.loads(source).count() * state.cell_bytes) as u64;
         self.report.bytes_loaded += bytes;
         self.report.of_tier(source).bytes += bytes;
         let reachable =

@@ -8,7 +8,7 @@ use super::host::CellBytes;
 use super::sequence::Sequence;
 use super::worker::Worker;
 use crate::error::Error;
-use crate::kv::chunk::{CHUNK_TOKENS, Chunk};
+use crate::kv::chunk::Chunk;
 use crate::kv::codec::KvCodec;
 use crate::kv::contract::Digest;
 
@@ -67,12 +67,11 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    /// Bytes of a token's KV in one layer, as the tiers keep it.
-    pub(super) fn saved_token_bytes(&self, sequence: &Sequence) -> usize {
-        let sealed = Chunk { id: [0; 32], start: 0, tokens: CHUNK_TOKENS };
+    /// Bytes of a chunk's cell, as the tiers keep it.
+    pub(super) fn saved_cell_bytes(&self, sequence: &Sequence, chunk: &Chunk) -> usize {
         match sequence.codec.codec() {
-            Some(codec) => self.cell_shape(0, &sealed).packed_bytes(codec).div_ceil(CHUNK_TOKENS),
-            None => self.engine.cell_bytes(1),
+            Some(codec) if chunk.is_sealed() => self.cell_shape(0, chunk).packed_bytes(codec),
+            _ => self.engine.cell_bytes(chunk.tokens),
         }
     }
 }

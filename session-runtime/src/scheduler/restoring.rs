@@ -94,10 +94,9 @@ impl<B: Backend> Worker<B> {
         let (chunks, contract) = (sequence.missing_chunks(), sequence.contract);
         let usable = sequence.foreign.is_empty();
         let facts = self.facts(sequence, &chunks);
-        let token_bytes = self.saved_token_bytes(sequence);
         let load = self.load_costs();
-        let planned = plan(mode, &facts, layers as u32, token_bytes, &self.costs.compute, &load);
-        let mut progress = Progress::new(&facts, &planned.cuts, layers as u32, token_bytes, mode);
+        let planned = plan(mode, &facts, layers as u32, &self.costs.compute, &load);
+        let mut progress = Progress::new(&facts, &planned.cuts, layers as u32, mode);
         progress.report.predicted_ms = planned.seconds * 1e3;
         progress.report.predicted_recompute_ms = planned.recompute_seconds * 1e3;
         let absent = |chunk: &ChunkFacts| {
@@ -172,6 +171,7 @@ impl<B: Backend> Worker<B> {
             .map(|chunk| ChunkFacts {
                 start: chunk.start,
                 tokens: chunk.tokens,
+                cell_bytes: self.saved_cell_bytes(sequence, chunk),
                 saved: (0..layers).map(|layer| if usable { best(chunk, layer) } else { None }).collect(),
                 needed: (0..layers)
                     .map(|layer| chunk.start >= self.shape.first_kept(layer, sequence.known))
@@ -190,7 +190,7 @@ impl<B: Backend> Worker<B> {
         cuts: &[u32],
     ) -> Vec<Option<Claim>> {
         let lowest = |cut: &u32| if mode == RestoreMode::Planned { 0 } else { *cut };
-        let wanted = facts.iter().zip(cuts).map(|(facts, cut)| facts.loads(lowest(cut), 1).host.cells > 0);
+        let wanted = facts.iter().zip(cuts).map(|(facts, cut)| facts.loads(lowest(cut)).host.cells > 0);
         let chunks = chunks.iter().zip(wanted);
         chunks.map(|(chunk, wanted)| if wanted { self.host.claim(&chunk.id) } else { None }).collect()
     }

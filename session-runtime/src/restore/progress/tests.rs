@@ -5,8 +5,13 @@ const LAYERS: u32 = 4;
 
 fn chunks(count: usize) -> Vec<ChunkFacts> {
     let (saved, needed) = (vec![Some(Source::Disk); LAYERS as usize], vec![true; LAYERS as usize]);
-    let facts =
-        |index| ChunkFacts { start: index * 64, tokens: 64, saved: saved.clone(), needed: needed.clone() };
+    let facts = |index| ChunkFacts {
+        start: index * 64,
+        tokens: 64,
+        saved: saved.clone(),
+        needed: needed.clone(),
+        cell_bytes: 64 * 8,
+    };
     (0..count).map(facts).collect()
 }
 
@@ -44,7 +49,7 @@ fn run(progress: &mut Progress, refuse: impl Fn(usize) -> Vec<(u32, String)>) ->
 #[test]
 fn i10_the_report_counts_every_cell_once() {
     for cuts in [vec![0, 0, 0], vec![4, 4, 4], vec![4, 2, 0], vec![1, 0, 3]] {
-        let mut progress = Progress::new(&chunks(3), &cuts, LAYERS, 8, RestoreMode::Cut(0));
+        let mut progress = Progress::new(&chunks(3), &cuts, LAYERS, RestoreMode::Cut(0));
         let report = run(&mut progress, |_| Vec::new());
         assert_eq!(report.cells_loaded + report.cells_recomputed, 12, "{cuts:?}");
         assert_eq!(report.cells_recomputed, cuts.iter().map(|cut| u64::from(*cut)).sum::<u64>());
@@ -54,7 +59,7 @@ fn i10_the_report_counts_every_cell_once() {
 
 #[test]
 fn i2_a_refused_cell_is_recomputed_with_the_layers_below_it() {
-    let mut progress = Progress::new(&chunks(3), &[0, 0, 0], LAYERS, 8, RestoreMode::Load);
+    let mut progress = Progress::new(&chunks(3), &[0, 0, 0], LAYERS, RestoreMode::Load);
     let refuse = |chunk| if chunk == 1 { vec![(2, "corrupt".to_owned())] } else { Vec::new() };
     let report = run(&mut progress, refuse);
     assert_eq!((report.cells_recomputed, report.cells_loaded), (3, 9));
@@ -64,7 +69,7 @@ fn i2_a_refused_cell_is_recomputed_with_the_layers_below_it() {
 
 #[test]
 fn i4_a_stuck_tier_is_taken_over_chunk_by_chunk() {
-    let mut progress = Progress::new(&chunks(2), &[0, 0], LAYERS, 8, RestoreMode::Planned);
+    let mut progress = Progress::new(&chunks(2), &[0, 0], LAYERS, RestoreMode::Planned);
     let (compute, load) = (|_: usize| 1.0, |_: &PerSource<Amount>| 0.1);
     let ask = |progress: &mut Progress, stalled| progress.next(4, &outlook(&compute, &load, stalled));
     assert_eq!(
@@ -96,7 +101,7 @@ fn simulated(compute: f64, load: f64, error: [f64; 2]) -> f64 {
     let facts = chunks(40);
     let front = (40.0 * believed_load / (believed_compute + believed_load)).round() as usize;
     let cuts: Vec<u32> = (0..40).map(|index| if index < front { LAYERS } else { 0 }).collect();
-    let mut progress = Progress::new(&facts, &cuts, LAYERS, 1, RestoreMode::Planned);
+    let mut progress = Progress::new(&facts, &cuts, LAYERS, RestoreMode::Planned);
     let (mut now, mut free, mut arrived) = (0.0_f64, 0.0_f64, 0.0);
     let mut under_way: Vec<(f64, usize)> = Vec::new();
     for _ in 0..10_000 {
@@ -138,7 +143,9 @@ fn i4_where_compute_and_loads_meet_is_corrected_on_the_way() {
 fn i8_cells_under_way_are_bounded() {
     // Chunks of 40 MiB, and of 2 KiB.
     for (token_bytes, asked) in [(160 << 10, LOADING_CHUNKS), (8, 10)] {
-        let mut progress = Progress::new(&chunks(10), &[0; 10], LAYERS, token_bytes, RestoreMode::Load);
+        let mut facts = chunks(10);
+        facts.iter_mut().for_each(|chunk| chunk.cell_bytes = 64 * token_bytes);
+        let mut progress = Progress::new(&facts, &[0; 10], LAYERS, RestoreMode::Load);
         let (compute, load) = (|_: usize| 1.0, |_: &PerSource<Amount>| 1.0);
         let mut next = || progress.next(4, &outlook(&compute, &load, 0.0));
         for _ in 0..asked {
@@ -152,7 +159,7 @@ fn i8_cells_under_way_are_bounded() {
 fn a_tier_that_is_nearly_done_is_waited_for() {
     // Ten chunks at a tenth of a second each are still to come; computing one takes as long as nine loads, or as four.
     for (seconds, taken) in [(0.9, 0), (0.4, 2)] {
-        let mut progress = Progress::new(&chunks(10), &[0; 10], LAYERS, 1, RestoreMode::Planned);
+        let mut progress = Progress::new(&chunks(10), &[0; 10], LAYERS, RestoreMode::Planned);
         let (compute, load) = (|_: usize| seconds, |left: &PerSource<Amount>| left.disk.cells as f64 * 0.025);
         for _ in 0..10 {
             assert!(matches!(progress.next(4, &outlook(&compute, &load, 0.0)), Action::Load { .. }));
@@ -167,7 +174,7 @@ fn a_tier_that_is_nearly_done_is_waited_for() {
 
 #[test]
 fn only_needed_cells_of_window_layers_are_loaded() {
-    let mut progress = Progress::new(&window_chunks(4), &[0; 4], LAYERS, 8, RestoreMode::Load);
+    let mut progress = Progress::new(&window_chunks(4), &[0; 4], LAYERS, RestoreMode::Load);
     let report = run(&mut progress, |_| Vec::new());
     assert_eq!((report.cells_loaded, report.cells_recomputed, report.cells_outside), (3 * 2 + 4, 0, 6));
     assert_eq!(report.bytes_loaded, 10 * 64 * 8);
@@ -176,7 +183,7 @@ fn only_needed_cells_of_window_layers_are_loaded() {
 #[test]
 fn i2_what_recompute_reads_in_a_window_is_recomputed_from_the_first_chunk() {
     for (cuts, recomputed) in [([0, 0, 0, 0], 4 * 4), ([4, 4, 4, 1], 3 * 4 + 3)] {
-        let mut progress = Progress::new(&window_chunks(4), &cuts, LAYERS, 8, RestoreMode::Load);
+        let mut progress = Progress::new(&window_chunks(4), &cuts, LAYERS, RestoreMode::Load);
         let refuse = |chunk| if chunk == 3 { vec![(2, "corrupt".to_owned())] } else { Vec::new() };
         let report = run(&mut progress, refuse);
         assert_eq!(report.cells_recomputed, recomputed, "{cuts:?}");
@@ -186,7 +193,7 @@ fn i2_what_recompute_reads_in_a_window_is_recomputed_from_the_first_chunk() {
 
 #[test]
 fn i4_a_stuck_tier_is_overtaken_in_a_model_with_windows() {
-    let mut progress = Progress::new(&window_chunks(6), &[0; 6], LAYERS, 8, RestoreMode::Planned);
+    let mut progress = Progress::new(&window_chunks(6), &[0; 6], LAYERS, RestoreMode::Planned);
     let (compute, load) = (|_: usize| 1.0, |_: &PerSource<Amount>| 0.1);
     let mut ended = Vec::new();
     for step in 0..100 {
@@ -210,7 +217,7 @@ fn i4_a_stuck_tier_is_overtaken_in_a_model_with_windows() {
 
 #[test]
 fn i4_a_patient_restore_hurries_once_someone_waits() {
-    let mut progress = Progress::new(&chunks(4), &[0; 4], LAYERS, 8, RestoreMode::Load);
+    let mut progress = Progress::new(&chunks(4), &[0; 4], LAYERS, RestoreMode::Load);
     progress.be_patient();
     let (compute, load) = (|_: usize| 1.0, |_: &PerSource<Amount>| 9.0);
     let next = |progress: &mut Progress| progress.next(4, &outlook(&compute, &load, 100.0));
@@ -226,7 +233,7 @@ fn i4_a_patient_restore_hurries_once_someone_waits() {
 
 #[test]
 fn a_forced_plan_waits_for_its_tier() {
-    let mut progress = Progress::new(&chunks(1), &[0], LAYERS, 8, RestoreMode::Load);
+    let mut progress = Progress::new(&chunks(1), &[0], LAYERS, RestoreMode::Load);
     let (compute, load) = (|_: usize| 0.0, |_: &PerSource<Amount>| 9.0);
     let view = outlook(&compute, &load, 100.0);
     assert!(matches!(progress.next(4, &view), Action::Load { .. }));
@@ -246,7 +253,7 @@ fn shared_chunks(count: usize) -> Vec<ChunkFacts> {
 fn i10_the_report_tells_the_tiers_apart() {
     let mut facts = shared_chunks(4);
     facts[3].saved.fill(Some(Source::Host));
-    let mut progress = Progress::new(&facts, &[4, 1, 0, 0], LAYERS, 8, RestoreMode::Cut(0));
+    let mut progress = Progress::new(&facts, &[4, 1, 0, 0], LAYERS, RestoreMode::Cut(0));
     let report = run(&mut progress, |_| Vec::new());
     let loads = |tokens, cells| TierLoads { tokens, cells, bytes: cells * 64 * 8 };
     assert_eq!((report.from_host, report.from_disk), (loads(64, 2 + 2 + 4), loads(64, 1 + 2)));
@@ -258,7 +265,7 @@ fn i10_the_report_tells_the_tiers_apart() {
 #[test]
 fn i2_what_one_tier_refuses_is_recomputed_whatever_the_other_brings() {
     for host_first in [false, true] {
-        let mut progress = Progress::new(&shared_chunks(1), &[0], LAYERS, 8, RestoreMode::Load);
+        let mut progress = Progress::new(&shared_chunks(1), &[0], LAYERS, RestoreMode::Load);
         let (compute, load) = (|_: usize| 1.0, |_: &PerSource<Amount>| 0.0);
         let next = |progress: &mut Progress| progress.next(4, &outlook(&compute, &load, 0.0));
         assert!(matches!(next(&mut progress), Action::Load { source: Source::Disk, .. }));
@@ -286,7 +293,7 @@ fn i2_what_one_tier_refuses_is_recomputed_whatever_the_other_brings() {
 fn i4_a_stuck_disk_is_overtaken_around_what_host_memory_has() {
     let mut facts = chunks(3);
     facts[1].saved.fill(Some(Source::Host));
-    let mut progress = Progress::new(&facts, &[0; 3], LAYERS, 8, RestoreMode::Planned);
+    let mut progress = Progress::new(&facts, &[0; 3], LAYERS, RestoreMode::Planned);
     let (compute, load) = (|_: usize| 1.0, |_: &PerSource<Amount>| 0.1);
     let mut computed = Vec::new();
     for step in 0..20 {
