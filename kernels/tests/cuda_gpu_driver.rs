@@ -76,7 +76,7 @@ fn child() {
 /// The outcome with a driver that was told `faults`.
 fn outcome(faults: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
-    std::os::unix::fs::symlink(shim::build(), folder.path().join("libcuda.so")).unwrap();
+    std::os::unix::fs::symlink(shim::library(), folder.path().join("libcuda.so")).unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", "child", "--nocapture"]);
     child.env(CHILD, "1").env("LD_LIBRARY_PATH", folder.path()).env("FAKE_CUDA", faults);

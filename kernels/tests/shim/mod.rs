@@ -52,9 +52,9 @@ impl Shim {
     pub(crate) fn get() -> &'static Self {
         static SHIM: OnceLock<Shim> = OnceLock::new();
         SHIM.get_or_init(|| {
-            let path = build();
+            let path = library();
             // SAFETY: the library was made from our own sources.
-            let library = unsafe { Library::new(&path) };
+            let library = unsafe { Library::new(path) };
             Self { library: library.unwrap_or_else(|error| panic!("{}: {error}", path.display())) }
         })
     }
@@ -124,8 +124,14 @@ fn compiler() -> String {
     })
 }
 
-/// The library, built where there is none for these very sources.
-pub(crate) fn build() -> PathBuf {
+/// The library's file, built once by whichever test comes first.
+pub(crate) fn library() -> &'static Path {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(build)
+}
+
+/// Builds the library where there is none for these very sources.
+fn build() -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda");
     let mut flags = FLAGS.map(str::to_string).to_vec();
     #[cfg(target_arch = "x86_64")]
