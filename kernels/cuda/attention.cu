@@ -80,10 +80,10 @@ DEVICE void prefill(typename Kv::Stored* pages, float* scales, const Context& co
     const u32* item = items + 5ull * blockIdx.x;
     const Pairs pairs = pairs_of(context, item, tables, item[2], blockIdx.y, blockIdx.z, PREFILL_PAIRS);
     const u32 end = pairs.end(pairs.count - 1), dim = context.head_dim;
+    // A pair's softmax belongs to one thread until the last partition.
     if (threadIdx.x < PREFILL_PAIRS) {
         all[threadIdx.x].sum = 0.0f;
     }
-    block_wait();
     for (u32 first = pairs.begin(0, context.window) / PART * PART; first < end; first += PART) {
         Partition<Kv, PREFILL_PAIRS> part = {context, pairs, scratch, pages, scales, first};
         part.prepare(q);

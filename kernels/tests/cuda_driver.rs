@@ -71,6 +71,30 @@ fn nothing_races_and_everything_is_given_back() {
     assert!(recorder.is_empty());
 }
 
+#[test]
+fn computing_and_saving_at_once_both_come_after_what_was_loaded() {
+    let backend = shim::backend();
+    let spec = PoolSpec { pages: 2, head_dim: 16, kv_type: KvType::F16 };
+    let shape = AttentionShape { heads: 2, kv_heads: 1, ..SHAPE };
+    let mut pool = backend.pool(spec).unwrap();
+    let (q, table) = (tensor_of(&backend, &[0.5; 32], 32), [PageId(1)]);
+    for round in 0..40 {
+        let cell = vec![round; spec.cell_bytes(1, 16)];
+        backend.scatter_cell(&mut pool, &[&table], 16, &cell).unwrap();
+        std::thread::scope(|scope| {
+            let saver = scope.spawn(|| {
+                let mut back = vec![0; cell.len()];
+                backend.gather_cell(&pool, &[&table], 16, &mut back).unwrap();
+                back
+            });
+            let mut out = backend.tensor(1, 32).unwrap();
+            let group = RowGroup { tables: &[&table], first_row: 0, rows: 1, start: 15 };
+            backend.attention(&pool, shape, &[group], &q, &mut out, None).unwrap();
+            assert_eq!(saver.join().unwrap(), cell);
+        });
+    }
+}
+
 /// Streams are made in the order compute, load, save.
 #[test]
 fn waiting_is_missed_where_it_is_left_out() {

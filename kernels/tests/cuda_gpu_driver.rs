@@ -63,7 +63,7 @@ fn child() {
         // From another thread, which has no context of its own.
         let other = std::thread::scope(|scope| scope.spawn(|| compute(&backend)).join().unwrap())?;
         assert_eq!((bits(&other.0), &other.1), (bits(&values), &cell));
-        let (want, want_cell) = compute(&shim::backend())?;
+        let (want, want_cell) = compute(&shim::on_cpu())?;
         assert_eq!(bits(&values), bits(&want));
         assert_eq!(cell, want_cell);
         let devices = GpuDriver::devices()?;
@@ -76,7 +76,7 @@ fn child() {
 /// The outcome with a driver that was told `faults`.
 fn outcome(faults: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
-    std::os::unix::fs::symlink(shim::build(), folder.path().join("libcuda.so")).unwrap();
+    std::os::unix::fs::symlink(shim::library(), folder.path().join("libcuda.so")).unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", "child", "--nocapture"]);
     child.env(CHILD, "1").env("LD_LIBRARY_PATH", folder.path()).env("FAKE_CUDA", faults);
@@ -99,7 +99,10 @@ fn every_refusal_is_one_sentence_with_a_way_out() {
         ("version=11080", "the CUDA driver is too old (CUDA 11.8): it has to support CUDA 12.0 or later"),
         ("devices=0", "no CUDA device 0: the driver shows 0"),
         ("capability=75", "the device fake has compute capability 7.5"),
-        ("old-ptx", "the CUDA driver is too old (CUDA_ERROR_UNSUPPORTED_PTX_VERSION)"),
+        (
+            "old-ptx",
+            "the CUDA driver is too old (CUDA_ERROR_UNSUPPORTED_PTX_VERSION): it has to support the code",
+        ),
         ("memory=300000", "activations on the device: no memory for 5120 bytes"),
         ("lost=1", "the device was lost in cu"),
         ("lost=4", "the device was lost in cu"),

@@ -1,5 +1,6 @@
 //! A small model, layer by layer as the engine computes it, on the CUDA backend through the shim: near the CPU's logits,
-//! and with the same bits after its KV left the device and came back, or was computed in other pieces.
+//! and with the same bits after its KV left the device and came back, or was computed in other pieces. With
+//! `SESSION_RUNTIME_TEST_DEVICE=cuda` this and the tests of kernels and attention run on a GPU.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod sample;
@@ -166,6 +167,15 @@ fn logits_are_near_those_of_the_cpu() {
             KvType::Int8 => 3e-2,
         };
         assert!(error <= bound * largest, "{}: {error} of {largest}", kv_type.name());
+    }
+}
+
+/// Says something only where the device is a GPU: it has to give the very bits that the CPU gives for it.
+#[test]
+fn i1_a_device_gives_the_bits_of_the_shim() {
+    for kv_type in [KvType::F32, KvType::F16, KvType::Int8] {
+        let [want, got] = [shim::on_cpu(), shim::backend()].map(|device| run(&device, kv_type, &[9, 33, 2]));
+        assert_eq!(bits(&got), bits(&want), "{}", kv_type.name());
     }
 }
 

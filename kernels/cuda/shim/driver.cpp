@@ -26,7 +26,7 @@ const Result SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE =
 std::mutex lock;
 std::map<Address, size_t> memory;
 size_t taken = 0;
-long launches = 0;
+long launches = 0, retained = 0;
 char context;
 thread_local void* current = nullptr;
 
@@ -115,9 +115,13 @@ Result cuDeviceGetAttribute(int* value, int attribute, int) {
 }
 Result cuDeviceGetName(char* name, int size, int) { return snprintf(name, size, "fake"), SUCCESS; }
 Result cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = 1 << 30, SUCCESS; }
-Result cuDevicePrimaryCtxRetain(void** out, int) { return *out = &context, SUCCESS; }
+Result cuDevicePrimaryCtxRetain(void** out, int) {
+    std::lock_guard<std::mutex> held(lock);
+    return retained++, *out = &context, SUCCESS;
+}
 Result cuDevicePrimaryCtxRelease_v2(int) {
-    if (!memory.empty()) {
+    std::lock_guard<std::mutex> held(lock);
+    if (--retained == 0 && !memory.empty()) {
         fprintf(stderr, "%zu pieces of memory are not given back\n", memory.size());
         abort();
     }

@@ -12,13 +12,12 @@ pub enum DeviceError {
     NoDriver,
     /// The driver does not know what the kernels were compiled to.
     #[error(
-        "the CUDA driver is too old ({found}): it has to support CUDA {needed} or later; update the NVIDIA driver, or \
-         use the CPU"
+        "the CUDA driver is too old ({found}): it has to support {needed}; update the NVIDIA driver, or use the CPU"
     )]
     OldDriver {
         /// What it supports, or what it said.
         found: String,
-        /// What is needed.
+        /// What it has to support.
         needed: &'static str,
     },
     /// There is no such device.

@@ -14,7 +14,9 @@ use super::error::DeviceError;
 
 /// The CUDA version that a driver has to support, as it tells it, and for people.
 const NEEDED_VERSION: c_int = 12_000;
-const NEEDED: &str = "12.0";
+const NEEDED: &str = "CUDA 12.0 or later";
+/// The same for code that it does not know.
+const NEEDED_CODE: &str = "the code of this NVRTC, or NVRTC has to be an older one";
 /// The first generation that the kernels are compiled for.
 const NEEDED_CAPABILITY: u32 = 8;
 
@@ -143,16 +145,15 @@ fn words(error: &DriverError) -> String {
     }
 }
 
-fn too_old(error: &DriverError) -> DeviceError {
-    DeviceError::OldDriver { found: words(error), needed: NEEDED }
-}
-
 /// The answer of a call as an error of ours.
 fn problem(call: &'static str, error: &DriverError) -> DeviceError {
     use CUresult as R;
     let problem = words(error);
     match error.0 {
-        R::CUDA_ERROR_UNSUPPORTED_PTX_VERSION | R::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH => too_old(error),
+        R::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
+            DeviceError::OldDriver { found: problem, needed: NEEDED_CODE }
+        }
+        R::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH => DeviceError::OldDriver { found: problem, needed: NEEDED },
         R::CUDA_ERROR_ILLEGAL_ADDRESS
         | R::CUDA_ERROR_LAUNCH_FAILED
         | R::CUDA_ERROR_LAUNCH_TIMEOUT

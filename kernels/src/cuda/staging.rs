@@ -22,12 +22,12 @@ struct Room {
 struct Slot {
     room: Option<Room>,
     mark: Mark,
-    use_: Use,
+    state: State,
 }
 
 /// Whether a slot may be written again.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Use {
+enum State {
     Free,
     /// Handed out; its mark is not recorded, because the call is not over or failed.
     Open,
@@ -53,7 +53,7 @@ pub(super) struct Staged<const N: usize> {
 impl Staging {
     /// `slots` calls may be under way at once before the host waits for the oldest.
     pub(super) fn new(device: &Arc<Device>, stream: Stream, slots: usize) -> Result<Self, KernelError> {
-        let slot = || Ok(Slot { room: None, mark: Mark::new(device)?, use_: Use::Free });
+        let slot = || Ok(Slot { room: None, mark: Mark::new(device)?, state: State::Free });
         let slots = (0..slots).map(|_| slot()).collect::<Result<_, KernelError>>()?;
         Ok(Self { device: device.clone(), stream, slots, next: 0 })
     }
@@ -63,12 +63,12 @@ impl Staging {
         let index = self.next;
         self.next = (self.next + 1) % self.slots.len();
         let slot = &mut self.slots[index];
-        match slot.use_ {
-            Use::Free => {}
-            Use::Open => self.device.driver.finish(self.stream)?,
-            Use::Marked => self.device.driver.finish_event(slot.mark.event)?,
+        match slot.state {
+            State::Free => {}
+            State::Open => self.device.driver.finish(self.stream)?,
+            State::Marked => self.device.driver.finish_event(slot.mark.event)?,
         }
-        slot.use_ = Use::Open;
+        slot.state = State::Open;
         if slot.room.as_ref().is_none_or(|room| room.pinned.bytes() < bytes) {
             slot.room = None;
             let size = bytes.next_power_of_two().max(SLOT_BYTES);
@@ -117,7 +117,7 @@ impl Staging {
     fn mark(&mut self, index: usize) -> Result<(), KernelError> {
         let slot = &mut self.slots[index];
         self.device.driver.record(slot.mark.event, self.stream)?;
-        slot.use_ = Use::Marked;
+        slot.state = State::Marked;
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
-use kernels::cuda::{Cache, Compiler, CudaBackend, DeviceError, Source};
+use kernels::cuda::{Cache, Compiler, CudaBackend, DeviceError, GpuDriver, LazyNvrtc, Source};
 use libloading::Library;
 
 pub(crate) use device::ShimDriver;
@@ -52,9 +52,9 @@ impl Shim {
     pub(crate) fn get() -> &'static Self {
         static SHIM: OnceLock<Shim> = OnceLock::new();
         SHIM.get_or_init(|| {
-            let path = build();
+            let path = library();
             // SAFETY: the library was made from our own sources.
-            let library = unsafe { Library::new(&path) };
+            let library = unsafe { Library::new(path) };
             Self { library: library.unwrap_or_else(|error| panic!("{}: {error}", path.display())) }
         })
     }
@@ -124,8 +124,14 @@ fn compiler() -> String {
     })
 }
 
-/// The library, built where there is none for these very sources.
-pub(crate) fn build() -> PathBuf {
+/// The library's file, built once by whichever test comes first.
+pub(crate) fn library() -> &'static Path {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(build)
+}
+
+/// Builds the library where there is none for these very sources.
+fn build() -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda");
     let mut flags = FLAGS.map(str::to_string).to_vec();
     #[cfg(target_arch = "x86_64")]
@@ -174,15 +180,32 @@ impl Compiler for NoCompiler {
     }
 }
 
-/// A backend whose device is the shim, with threads in order `order`. Every call is checked by a [`Recorder`], which is
-/// given back as well.
+/// Where this is `cuda`, tests that could run on the shim run on the first GPU instead.
+const DEVICE: &str = "SESSION_RUNTIME_TEST_DEVICE";
+
+/// A backend whose device is the shim, with threads in order `order`; or a GPU, see [`DEVICE`]. Every call is checked by a
+/// [`Recorder`], which is given back as well.
 pub(crate) fn recorded(order: u32) -> (CudaBackend, Arc<Recorder>) {
-    let recorder = Arc::new(Recorder::new(ShimDriver::new(order)));
-    let backend = CudaBackend::with_driver(recorder.clone(), Cache::new(None, Box::new(NoCompiler))).unwrap();
-    (backend, recorder)
+    if std::env::var(DEVICE).is_ok_and(|device| device == "cuda") {
+        let nvrtc = std::env::var_os("SESSION_RUNTIME_TEST_NVRTC").map(PathBuf::from);
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-code");
+        let cache = Cache::new(Some(folder), Box::new(LazyNvrtc::new(nvrtc)));
+        return with(Recorder::new(GpuDriver::open(0).unwrap()), cache);
+    }
+    with(Recorder::new(ShimDriver::new(order)), Cache::new(None, Box::new(NoCompiler)))
 }
 
-/// As [`recorded`], in the usual order of threads; what breaks a rule stops the test.
+fn with(recorder: Recorder, cache: Cache) -> (CudaBackend, Arc<Recorder>) {
+    let recorder = Arc::new(recorder);
+    (CudaBackend::with_driver(recorder.clone(), cache).unwrap(), recorder)
+}
+
+/// As [`recorded`], in the usual order of threads.
 pub(crate) fn backend() -> CudaBackend {
     recorded(0).0
+}
+
+/// A backend whose device is the shim in any case.
+pub(crate) fn on_cpu() -> CudaBackend {
+    with(Recorder::new(ShimDriver::new(0)), Cache::new(None, Box::new(NoCompiler))).0
 }
