@@ -57,8 +57,8 @@ pub(super) struct Outcome {
     pub overstay: Overstay,
     /// What was moved.
     pub moves: Moves,
-    /// When the last turn ended.
-    pub end: Duration,
+    /// Seconds of the device's steps.
+    pub forward_seconds: f64,
 }
 
 impl Outcome {
@@ -155,6 +155,7 @@ pub(super) fn drive(run: &Run<'_>) -> Result<Outcome, Error> {
     let outcome = Outcome::default();
     let mut drive = Drive { run, simulation, arrivals, next, under: Vec::new(), outcome };
     drive.all()?;
+    drive.outcome.forward_seconds = drive.simulation.device().forward_seconds;
     drive.outcome.moves = *observer.0.lock().unwrap_or_else(PoisonError::into_inner);
     Ok(drive.outcome)
 }
@@ -221,7 +222,6 @@ impl Drive<'_> {
         let script = &self.run.scripts[ended.session];
         let index = self.next[ended.session];
         let now = self.simulation.now();
-        self.outcome.end = now;
         if index > 0 {
             self.outcome.latencies.push(now.saturating_sub(ended.since).as_secs_f64());
         }
