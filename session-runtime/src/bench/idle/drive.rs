@@ -300,6 +300,15 @@ mod tests {
         assert!(dropped.recomputed > 0 && moved.loaded > moved.recomputed, "{dropped:?} {moved:?}");
     }
 
+    #[test]
+    fn kv_is_back_ahead_of_declared_returns() {
+        let run = |policy| outcome(policy, 11, 0.4, Duration::from_secs(3600), true);
+        let (declared, lru) = (run(IdlePolicyName::Declared), run(IdlePolicyName::Lru));
+        assert_eq!(lru.moves.prefetched, 0);
+        assert!(declared.moves.prefetched > 0, "{:?}", declared.moves);
+        assert!(declared.hits >= lru.hits, "{} {}", declared.hits, lru.hits);
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 

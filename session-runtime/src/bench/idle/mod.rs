@@ -33,7 +33,7 @@ const SEED: u64 = 20_240_202;
 
 const AGENTS: Agents = Agents {
     sessions: 200,
-    turns: 8,
+    turns: 16,
     history: (2000, 6000),
     input: (32, 256),
     output: (16, 48),
