@@ -62,7 +62,7 @@ pub(super) struct Options {
     restore: Option<RestoreMode>,
     /// What becomes of KV while its session rests: break_even (kept for as long as moving it takes), tool_history (learns how
     /// long each tool takes), declared (believes what tools declare), fixed (kept until its TTL), lru or drop (baselines)
-    /// [default: break_even]
+    /// [default: tool_history]
     #[arg(long, global = true, value_name = "NAME")]
     idle_policy: Option<IdlePolicyName>,
     /// Slows reads of saved KV on disk to this many bytes per second

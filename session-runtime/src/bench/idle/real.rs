@@ -126,13 +126,13 @@ impl Real {
         })
     }
 
-    /// Runs scripts to their end; seconds of every turn but each session's first.
+    /// Runs scripts to their end; seconds of every turn but each session's first, and those of all steps.
     pub(super) async fn run(
         &self,
         scripts: &[Script],
         device_tokens: usize,
         (policy, idle_ttl): (IdlePolicyName, Duration),
-    ) -> Result<Vec<f64>, Error> {
+    ) -> Result<(Vec<f64>, f64), Error> {
         let context_length = scripts.iter().map(Script::tokens).max().unwrap_or(0) + 1;
         let scratch = Scratch(std::env::temp_dir().join(crate::ids::fresh("bench")));
         let scheduler = self.scheduler(&scratch.0, (device_tokens, context_length), (policy, idle_ttl))?;
@@ -140,7 +140,8 @@ impl Real {
         let sessions =
             scripts.iter().enumerate().map(|(index, script)| session(&scheduler, index, script, vocab));
         let outcomes = futures::future::try_join_all(sessions).await?;
-        Ok(outcomes.into_iter().flatten().collect())
+        let forward_seconds = scheduler.device().await?.forward_seconds;
+        Ok((outcomes.into_iter().flatten().collect(), forward_seconds))
     }
 }
 

@@ -116,9 +116,9 @@ pub trait IdlePolicy: Send + fmt::Debug {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IdlePolicyName {
     /// Keeps for as long as moving the KV takes.
-    #[default]
     BreakEven,
-    /// Learns how long each tool takes.
+    /// Learns how long each tool takes; break-even for those it does not know yet.
+    #[default]
     ToolHistory,
     /// Believes what tools declare.
     Declared,

@@ -12,7 +12,7 @@ pub(in crate::scheduler) struct Watermarks {
 
 impl Default for Watermarks {
     fn default() -> Self {
-        Self { high: 0.95, low: 0.85 }
+        Self { high: 0.98, low: 0.95 }
     }
 }
 

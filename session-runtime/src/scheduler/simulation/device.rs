@@ -26,6 +26,20 @@ pub struct DeviceCost {
     pub copy_bytes_per_s: f64,
 }
 
+impl DeviceCost {
+    /// The same device, its steps so many times as slow.
+    #[must_use]
+    pub fn scaled(self, times: f64) -> Self {
+        Self {
+            step: self.step * times,
+            row: self.row * times,
+            context: self.context * times,
+            logits: self.logits * times,
+            ..self
+        }
+    }
+}
+
 /// The device.
 #[derive(Debug)]
 pub(super) struct SimulatedDevice {
