@@ -1,9 +1,9 @@
 //! Agents that call tools: what each turn is given and writes, and how long the tool after it takes.
 //!
-//! The kinds of pauses are those of InferCept (arXiv 2402.01869): calculations and look-ups that are back at once, tools that
-//! take a moment, generators of media and people that take long. Each is a lognormal of its own, so that their mixture has the
-//! heavy tail over several decades that such pauses have. How long they are beside the model's own work decides how busy
-//! the device is, and that differs from machine to machine: the durations are scaled together, to a chosen load.
+//! Calculations and look-ups are back at once, sandboxes and searches take a moment, generators of media and people take long.
+//! Each kind is a lognormal of its own, so that their mixture has a heavy tail over several decades. The medians are chosen,
+//! not measured. How long pauses are beside the model's own work decides how busy the device is, and that differs from machine to
+//! machine: the durations are scaled together, to a chosen load.
 
 use std::sync::Arc;
 use std::time::Duration;
