@@ -157,7 +157,8 @@ fn commands_talk_to_the_running_server() {
     assert!(ok(&data, &["sessions", "ls"]).contains("made-there"));
     ok(&data, &["run", "--session", "made-there", "--max-tokens", "8", "Hi."]);
     assert!(ok(&data, &["sessions", "evict", "made-there"]).contains("evicted"));
-    assert!(ok(&data, &["sessions", "restore", "made-there"]).contains("kv restored"));
+    let restored = ok(&data, &["sessions", "restore", "made-there", "--explain"]);
+    assert!(restored.contains("kv restored") && restored.contains("predicted"), "{restored}");
     let turns = server::get(&format!("{}/v1/sessions/made-there/turns", served.url)).json;
     assert_eq!(turns["data"].as_array().unwrap().len(), 1);
     let other = failure(&run(&data, &["--model", "another-model", "sessions", "ls"]), 1);

@@ -3,7 +3,7 @@
 //!
 //! The planner is compared with the better of the two pure plans, run in turns with it; the worse one is left out where it is
 //! far worse, because it would only take time. Beside a peer, a restore from the plain disk with the first token after it takes turns
-//! with the peer's own ([`super::resume`]).
+//! with the peer's own (`resume`).
 
 use std::path::Path;
 use std::time::Duration;

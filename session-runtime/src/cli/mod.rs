@@ -111,6 +111,10 @@ fn log_to_stderr(filter: &str) -> Outcome {
     let parsed = tracing_subscriber::EnvFilter::try_new(filter);
     let parsed = parsed.map_err(|error| Failure::usage(format!("--log {filter} cannot be used: {error}")))?;
     // A subscriber that an embedding program installed before is kept.
-    let _ = tracing_subscriber::fmt().with_env_filter(parsed).with_writer(std::io::stderr).try_init();
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(parsed)
+        .with_ansi(false)
+        .with_writer(std::io::stderr)
+        .try_init();
     Ok(())
 }

@@ -44,6 +44,9 @@ pub(super) enum Sessions {
         /// planned, load, recompute, alternate or cut:N
         #[arg(long, default_value = "planned")]
         mode: RestoreMode,
+        /// Also prints the plan, with its predicted and its real time
+        #[arg(long)]
+        explain: bool,
     },
     /// Makes a session that continues from the same history
     Fork {
@@ -84,7 +87,7 @@ impl Sessions {
             Self::Ls { json } => list(client, *json),
             Self::Show { id, json } => show(client, member(id)?, *json),
             Self::Evict { id } => evict(client, member(id)?),
-            Self::Restore { id, mode } => restore(client, member(id)?, *mode),
+            Self::Restore { id, mode, explain } => restore(client, member(id)?, *mode, *explain),
             Self::Fork { id, new_id, title } => {
                 fork(client, member(id)?, new_id.as_deref(), title.as_deref())
             }
@@ -224,11 +227,12 @@ fn evict(client: &Client, id: &str) -> Outcome {
     ))
 }
 
-fn restore(client: &Client, id: &str, mode: RestoreMode) -> Outcome {
+fn restore(client: &Client, id: &str, mode: RestoreMode, explain: bool) -> Outcome {
     let done = client.post(&format!("/v1/sessions/{id}/kv/restore"), &json!({"mode": mode.to_string()}))?;
     let report: RestoreReport = serde_json::from_value(done)
         .map_err(|error| Failure::new(format!("the server's report could not be read: {error}")))?;
-    print_line(format_args!("kv restored: {}", report.summary()))
+    print_line(format_args!("kv restored: {}", report.summary()))?;
+    if explain { print_line(report.explain()) } else { Ok(()) }
 }
 
 fn fork(client: &Client, id: &str, new_id: Option<&str>, title: Option<&str>) -> Outcome {

@@ -128,4 +128,18 @@ impl RestoreReport {
         }
         text
     }
+
+    /// The plan and its predicted and real time, for people; a letter for each chunk.
+    pub fn explain(&self) -> String {
+        let letter = |cut: &u32| match *cut {
+            0 => 'L',
+            cut if cut == self.layers => 'R',
+            _ => 'm',
+        };
+        let plan: String = self.plan.iter().map(letter).collect();
+        format!(
+            "plan {plan} (L load, R recompute, m by layer); predicted {:.0} ms, took {:.0} ms; recompute alone predicted {:.0} ms",
+            self.predicted_ms, self.ms, self.predicted_recompute_ms
+        )
+    }
 }

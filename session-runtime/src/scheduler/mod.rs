@@ -19,6 +19,7 @@ mod restoring;
 mod room;
 mod saving;
 mod sequence;
+mod sessions;
 mod sharing;
 pub mod simulation;
 mod stepping;

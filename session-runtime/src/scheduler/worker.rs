@@ -20,17 +20,13 @@ use super::restoring::RestoreRun;
 use super::saving::Saver;
 use super::sequence::Sequence;
 use super::tier::{TierAnswer, TierRequest};
-use super::{
-    Command, DeviceView, Finish, GenerationEvent, KvObserver, KvTransition, KvView, Message, Reply,
-    SchedulerOptions,
-};
+use super::{Command, Finish, GenerationEvent, KvObserver, KvTransition, Message, Reply, SchedulerOptions};
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
-use crate::kv::codec::KvCodec;
 use crate::kv::contract::{Contract, Digest};
 use crate::kv::pool::PagePool;
 use crate::kv::shape::TableShape;
-use crate::kv::state::{KvEvent, KvState};
+use crate::kv::state::KvEvent;
 use crate::kv::table::BlockTable;
 use crate::restore::cost::Costs;
 use crate::restore::plan::RestoreMode;
@@ -298,51 +294,8 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    fn table(&self) -> BlockTable {
+    pub(super) fn table(&self) -> BlockTable {
         BlockTable::with_shape(Arc::clone(&self.shape))
-    }
-
-    fn open(
-        &mut self,
-        session: Arc<str>,
-        tokens: Vec<u32>,
-        saved_under: Option<&Contract>,
-        idle_ttl_ms: Option<u64>,
-        codec: KvCodec,
-    ) {
-        let foreign: Vec<String> = saved_under
-            .map(|saved| self.contract.relation(saved).fields().into_iter().map(str::to_owned).collect())
-            .unwrap_or_default();
-        let state = match (tokens.is_empty(), saved_under.is_some(), foreign.is_empty()) {
-            (true, ..) => KvState::None,
-            (_, false, _) => KvState::Lost,
-            (_, _, true) => KvState::Evicted,
-            (_, _, false) => KvState::Stale,
-        };
-        let (codec, contract) = self.packed_contract(&session, codec);
-        let saved_chunks =
-            if state == KvState::Evicted { self.chunks_held(&contract, &tokens).on_disk } else { 0 };
-        let sequence = Sequence {
-            id: Arc::clone(&session),
-            known: tokens.len(),
-            tokens,
-            table: self.table(),
-            computed: 0,
-            state,
-            codec,
-            contract,
-            foreign,
-            save_asked: saved_chunks,
-            saved_chunks,
-            saved_end: 0,
-            last_used_ms: self.clock.monotonic_ms(),
-            idle_ttl_ms: idle_ttl_ms.unwrap_or(self.options.idle_ttl_ms),
-            rest: None,
-            forked_from: None,
-            superseded: false,
-            last_restore: None,
-        };
-        self.sequences.insert(session, sequence);
     }
 
     fn generate(
@@ -480,126 +433,6 @@ impl<B: Backend> Worker<B> {
         self.costs_kept = now;
         if let Ok(costs) = serde_json::to_vec(&self.costs) {
             self.tier.ask(TierRequest::Remember { costs });
-        }
-    }
-
-    fn close(&mut self, session: &Arc<str>) {
-        if let Some(index) = self.job(session) {
-            self.finish_message_or_restore(index);
-        }
-        if let Some(mut sequence) = self.sequences.remove(session) {
-            sequence.table.truncate(&mut self.pool, 0);
-        }
-    }
-
-    fn finish_message_or_restore(&mut self, index: usize) {
-        let closed = Error::new(ErrorKind::Conflict, "session_closed", "the session was closed");
-        self.fail_job(index, closed);
-    }
-
-    fn fork(&mut self, source: &str, target: Arc<str>) -> Result<(), Error> {
-        let now = self.clock.monotonic_ms();
-        let empty = self.table();
-        let source = self.sequences.get(source).ok_or_else(|| Error::no_session(source))?;
-        // A restore under way is not shared: the fork restores for itself.
-        let (state, computed) = match source.state {
-            KvState::Active | KvState::Idle | KvState::Restored => (KvState::Idle, source.computed),
-            KvState::Restoring => (KvState::Evicted, 0),
-            state => (state, 0),
-        };
-        let table = if computed > 0 { source.table.fork(&mut self.pool, computed) } else { empty };
-        let (codec, contract) = self.packed_contract(&target, source.codec);
-        // Packed cells are no other session's, not even a fork's.
-        let (saved_chunks, saved_end) = match codec {
-            KvCodec::Raw => (source.saved_chunks, source.saved_end),
-            KvCodec::Int8 | KvCodec::Int4 => (0, 0),
-        };
-        let forked = Sequence {
-            id: Arc::clone(&target),
-            tokens: source.tokens.clone(),
-            table,
-            computed,
-            known: source.known,
-            state,
-            codec,
-            contract,
-            foreign: source.foreign.clone(),
-            save_asked: saved_chunks,
-            saved_chunks,
-            saved_end,
-            last_used_ms: now,
-            idle_ttl_ms: source.idle_ttl_ms,
-            rest: None,
-            forked_from: Some(Arc::clone(&source.id)),
-            superseded: false,
-            last_restore: None,
-        };
-        self.sequences.insert(target, forked);
-        Ok(())
-    }
-
-    fn cut(&mut self, session: &str, start: usize, end: usize) -> Result<(), Error> {
-        self.drop_prefetch(session);
-        if self.job(session).is_some() {
-            return Err(busy(session));
-        }
-        let sequence = self.sequences.get(session).ok_or_else(|| Error::no_session(session))?;
-        if start > end || end > sequence.tokens.len() {
-            return Err(Error::invalid(
-                "range_invalid",
-                format!("tokens {start}..{end} are not a range of the {} there are", sequence.tokens.len()),
-            ));
-        }
-        // Where a window layer dropped what the cut history ends with, all of it leaves and is restored when next
-        // used.
-        if sequence.state.is_resident() && start < sequence.computed && !sequence.table.covers(start) {
-            self.evict(&Arc::from(session), "cut");
-        }
-        let sequence = self.sequences.get_mut(session).ok_or_else(|| Error::no_session(session))?;
-        sequence.tokens.drain(start..end);
-        sequence.computed = sequence.computed.min(start);
-        sequence.known = sequence.known.min(start);
-        sequence.saved_chunks = sequence.saved_chunks.min(start / crate::kv::chunk::CHUNK_TOKENS);
-        sequence.save_asked = sequence.save_asked.min(sequence.saved_chunks);
-        let keep = sequence.computed;
-        sequence.table.truncate(&mut self.pool, keep);
-        Ok(())
-    }
-
-    fn view(&self, session: &str) -> Result<KvView, Error> {
-        let sequence = self.sequences.get(session).ok_or_else(|| Error::no_session(session))?;
-        let deadline = sequence.deadline_ms().map(|deadline| {
-            // The scheduler keeps monotonic time; clients read wall time.
-            self.clock.now_ms() + deadline.saturating_sub(self.clock.monotonic_ms())
-        });
-        let (host_tokens, host_bytes) = self.in_host(sequence);
-        Ok(KvView {
-            state: sequence.state,
-            tokens: sequence.tokens.len() as u64,
-            resident_tokens: sequence.computed as u64,
-            saved_tokens: sequence.saved_tokens() as u64,
-            host_tokens,
-            host_bytes,
-            device_bytes: (sequence.table.all().count() * self.engine.pool_spec().page_bytes()) as u64,
-            shared_pages: sequence.table.shared_pages(&self.pool) as u64,
-            idle_deadline_ms: deadline,
-            last_restore: sequence.last_restore.clone(),
-        })
-    }
-
-    pub(super) fn device(&self) -> DeviceView {
-        DeviceView {
-            pages_total: self.pool.total() as u64,
-            pages_free: self.pool.free() as u64,
-            page_bytes: self.engine.pool_spec().page_bytes() as u64,
-            sessions_resident: self.sequences.values().filter(|sequence| sequence.computed > 0).count()
-                as u64,
-            weight_bytes: self.engine.weight_bytes() as u64,
-            tokens_computed: self.tokens_computed,
-            tokens_reused: self.tokens_reused,
-            busy_seconds: self.busy_seconds,
-            forward_seconds: self.forward_seconds,
-            tokens_guessed: self.gain.totals,
         }
     }
 
