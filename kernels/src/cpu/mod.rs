@@ -34,9 +34,9 @@ pub mod sampling;
 mod scale;
 mod swiglu;
 mod sync;
-mod workers;
 #[cfg(test)]
-mod workers_tests;
+mod tests;
+mod workers;
 
 pub use backend::{CpuBackend, CpuTensor};
 pub use matrix::{CpuMatrix, CpuVector};
