@@ -420,7 +420,8 @@ impl Runtime {
         self.0.manager.get(id)?.cancel_turn(turn).await
     }
 
-    /// Durable events after `after`, at most `limit`.
+    /// Durable events after `after`, at most `limit`. Every one of them has taken effect: who has read that a turn ended
+    /// finds it ended.
     ///
     /// # Errors
     /// The journal cannot be read.
@@ -479,10 +480,11 @@ impl Runtime {
         Ok(self.0.manager.get(id)?.record().transitions.clone())
     }
 
-    /// Saves the session's KV to host memory and disk and frees its pages.
+    /// Saves the session's KV to host memory and disk and frees its pages; of a session that is evicted nothing is left
+    /// to do, and the transition moves no bytes.
     ///
     /// # Errors
-    /// `session_busy`, `not_resident`.
+    /// `session_busy`; `not_resident` where there is no KV at all.
     pub async fn evict(&self, id: &str) -> Result<KvTransition, Error> {
         self.0.manager.evict(self.0.manager.get(id)?.as_ref()).await
     }

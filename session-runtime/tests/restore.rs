@@ -319,6 +319,24 @@ async fn i3_kv_of_other_weights_is_refused_by_the_fields_and_recomputed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_evicted_session_can_be_evicted_again_and_one_without_kv_cannot() {
+    let directory = tempfile::tempdir().unwrap();
+    let runtime = evicted(directory.path()).await;
+    let saved = runtime.session("s").await.unwrap().kv.saved_tokens;
+    let transitions = runtime.transitions("s").await.unwrap().len();
+    let again = runtime.evict("s").await.unwrap();
+    assert_eq!((again.from, again.to, again.bytes), (KvState::Evicted, KvState::Evicted, 0));
+    assert_eq!(again.tokens, saved);
+    assert_eq!(
+        runtime.transitions("s").await.unwrap().len(),
+        transitions,
+        "nothing changed, nothing is on record"
+    );
+    create(&runtime, "new").await;
+    assert_eq!(&*runtime.evict("new").await.unwrap_err().code, "not_resident");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn i4_a_tier_that_hardly_moves_is_overtaken_by_recompute() {
     let expected = control(1).await;
     let directory = tempfile::tempdir().unwrap();

@@ -34,6 +34,33 @@ async fn i5_a_second_turn_is_refused_or_queued() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn i6_an_event_that_is_read_has_taken_effect() {
+    let directory = tempfile::tempdir().unwrap();
+    let runtime = open(directory.path()).await;
+    create(&runtime, "s").await;
+    let mut seen = 0;
+    for number in 1..=8 {
+        let turn = runtime.start_turn("s", request("Hi.", 2)).await.unwrap().id;
+        // Read without waiting, so that the journal is caught at every moment that it has.
+        let finished = loop {
+            let events = runtime.events("s", seen, 100).await.unwrap();
+            seen = events.last().map_or(seen, |event| event.seq);
+            let session = runtime.session("s").await.unwrap();
+            assert!(
+                session.last_event >= seen,
+                "event {seen} was read, the session is at {}",
+                session.last_event
+            );
+            if events.iter().any(|event| event.kind == "turn.finished") {
+                break session;
+            }
+        };
+        assert_eq!((finished.status, finished.turns), (SessionStatus::Idle, number));
+        assert_eq!(runtime.turn("s", &turn).await.unwrap().status, TurnStatus::Completed);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn i5_one_turn_id_runs_once() {
     let directory = tempfile::tempdir().unwrap();
     let runtime = open(directory.path()).await;

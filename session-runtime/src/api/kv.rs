@@ -37,7 +37,7 @@ pub(super) async fn transitions(
     Ok(Json(Page::whole(objects, |object: &TransitionObject| object.seq.to_string())))
 }
 
-/// Moves the KV from the device to disk.
+/// Moves the KV from the device to disk; of a session that is evicted nothing is left to do.
 #[utoipa::path(
     post, path = "/v1/sessions/{id}/kv/evict", operation_id = "evictKv", tag = "kv",
     params(("id" = String, Path)), request_body = Evict,

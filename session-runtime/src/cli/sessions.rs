@@ -217,6 +217,13 @@ fn excerpt(text: &str) -> String {
 
 fn evict(client: &Client, id: &str) -> Outcome {
     let done = client.post(&format!("/v1/sessions/{id}/kv/evict"), &json!({}))?;
+    if done["from"] == done["to"] {
+        return print_line(format_args!(
+            "kv {} already: {} tokens saved",
+            text(&done, "to"),
+            text(&done, "tokens")
+        ));
+    }
     let bytes = Bytes(done["bytes"].as_u64().unwrap_or(0));
     let ms = done["ms"].as_f64().unwrap_or(0.0);
     print_line(format_args!(

@@ -160,6 +160,11 @@ impl Session {
         self.post(event)?.await.map_err(|_| Error::internal("the journal stopped"))?
     }
 
+    /// Sequence number of the last event that is durable and has taken effect.
+    pub(super) fn last_applied(&self) -> u64 {
+        *self.durable.borrow()
+    }
+
     /// Resolves when an event after `after` is durable.
     ///
     /// # Errors

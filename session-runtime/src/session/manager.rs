@@ -298,18 +298,22 @@ impl SessionManager {
         views
     }
 
-    /// Durable events after `after`, at most `limit`.
+    /// Durable events after `after`, at most `limit`. Every one of them has taken effect: who has read that a turn ended
+    /// finds it ended.
     ///
     /// # Errors
     /// The journal cannot be read.
     pub async fn events(&self, session: &Session, after: u64, limit: usize) -> Result<Vec<Event>, Error> {
         let (store, id) = (self.host.store.clone(), Arc::clone(&session.id));
+        // The journal can be a moment ahead of the record.
+        let applied = session.last_applied();
         let records = tokio::task::spawn_blocking(move || store.journal().read(&id, after, limit))
             .await
             .map_err(Error::internal)?
             .map_err(store_failed)?;
         records
             .into_iter()
+            .take_while(|record| record.seq <= applied)
             .map(|record| {
                 Ok(Event {
                     seq: record.seq,
@@ -327,10 +331,11 @@ impl SessionManager {
         session.record().segments.iter().map(segment_view).collect()
     }
 
-    /// Saves the session's KV and drops the device copy.
+    /// Saves the session's KV and drops the device copy; of a session that is evicted nothing is left to do, and the
+    /// transition moves no bytes.
     ///
     /// # Errors
-    /// `session_busy`, `not_resident`.
+    /// `session_busy`; `not_resident` where there is no KV at all.
     pub async fn evict(&self, session: &Session) -> Result<KvTransition, Error> {
         self.host.scheduler.evict(&session.id).await
     }
