@@ -5,6 +5,7 @@
 //! of row `r` of a result depend on row `r` of the inputs and on nothing else, not on the number of
 //! rows, the number of threads or the place of a page in the pool. Invariant I1 rests on that.
 
+use crate::codec::{self, CellShape, Codec};
 use crate::error::KernelError;
 use crate::formats::TensorType;
 
@@ -185,6 +186,14 @@ pub trait Backend: Send + Sync + 'static {
     /// One line for people: device, instruction set, threads.
     fn describe(&self) -> String;
 
+    /// Bytes of the device's own memory that may still be taken; `None` where its memory is the host's.
+    ///
+    /// # Errors
+    /// A device that does not answer.
+    fn free_memory(&self) -> Result<Option<u64>, KernelError> {
+        Ok(None)
+    }
+
     /// Repacks `bytes` (the tensor as in the file) for the device.
     ///
     /// # Errors
@@ -319,4 +328,33 @@ pub trait Backend: Send + Sync + 'static {
         tokens: usize,
         cell: &[u8],
     ) -> Result<(), KernelError>;
+
+    /// [`Backend::gather_cell`] of f16 pages, packed by a codec on the way: the bytes of [`codec::pack`]. `shape` is the cell's,
+    /// with as many KV heads as there are tables.
+    fn gather_packed(
+        &self,
+        pool: &Self::Pool,
+        tables: &[&[PageId]],
+        codec: Codec,
+        shape: &CellShape,
+        packed: &mut [u8],
+    ) -> Result<(), KernelError> {
+        shape.check("bytes of the packed cell", packed.len(), shape.packed_bytes(codec))?;
+        let mut cell = vec![0; shape.bytes()];
+        self.gather_cell(pool, tables, shape.tokens, &mut cell)?;
+        packed.copy_from_slice(&codec::pack(codec, shape, &cell)?);
+        Ok(())
+    }
+
+    /// The inverse of [`Backend::gather_packed`]: [`codec::unpack`], then [`Backend::scatter_cell`].
+    fn scatter_packed(
+        &self,
+        pool: &mut Self::Pool,
+        tables: &[&[PageId]],
+        codec: Codec,
+        shape: &CellShape,
+        packed: &[u8],
+    ) -> Result<(), KernelError> {
+        self.scatter_cell(pool, tables, shape.tokens, &codec::unpack(codec, shape, packed)?)
+    }
 }

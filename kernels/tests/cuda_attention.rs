@@ -7,7 +7,10 @@ mod sample;
 mod sequence;
 mod shim;
 
-use kernels::backend::{AttentionShape, Backend, KvType, PAGE_TOKENS, PageId, PoolSpec, RowGroup};
+use kernels::backend::{
+    AttentionShape, Backend, KvType, PAGE_TOKENS, PageId, PoolSpec, RopePairing, RowGroup,
+};
+use kernels::codec::{self, CellShape, Codec};
 use kernels::cpu::best_isa;
 use proptest::prelude::*;
 use sample::{Random, bits, floats, tensor_of};
@@ -68,6 +71,78 @@ proptest! {
         cuda.gather_cell(&pool, &pages, tokens, &mut back).unwrap();
         prop_assert_eq!(back, want);
     }
+}
+
+/// Cells of f16 values, some of them no numbers or without a sign that matters.
+fn cell_values() -> impl Strategy<Value = Vec<u16>> {
+    let odd = prop_oneof![Just(0x8000u16), Just(0), Just(0x7c00), Just(0xfc00), Just(0x7e00), Just(0x7bff)];
+    let usual = (-8.0f32..8.0).prop_map(|value| half::f16::from_f32(value).to_bits());
+    let flat = Just(half::f16::from_f32(0.3).to_bits());
+    proptest::collection::vec(prop_oneof![1 => odd, 20 => usual, 4 => flat], 64..200)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn packed_cells_have_the_bytes_of_the_codec_and_come_back_as_it_says(
+        kv_heads in 1usize..4, dims in 1usize..9, tokens in 1usize..70, start in 0usize..5000, values in cell_values(),
+        int8: bool, adjacent: bool, seed: u64,
+    ) {
+        let head_dim = 8 * dims;
+        let codec = if int8 { Codec::Int8 } else { Codec::Int4 };
+        let rope_pairing = if adjacent { RopePairing::Adjacent } else { RopePairing::Halves };
+        let shape = CellShape { kv_heads, tokens, head_dim, start, rope_base: 10_000.0, rope_pairing };
+        let count = shape.bytes() / 2;
+        let cell: Vec<u8> = values.iter().cycle().take(count).flat_map(|raw| raw.to_le_bytes()).collect();
+        let want = codec::pack(codec, &shape, &cell).unwrap();
+        let back = codec::unpack(codec, &shape, &want).unwrap();
+        let mut random = Random::new(seed);
+        let pages = kv_heads * tokens.div_ceil(PAGE_TOKENS) + 3;
+        let tables = tables(&mut random, pages, kv_heads, tokens);
+        let tables: Vec<&[PageId]> = tables.iter().map(Vec::as_slice).collect();
+        for backend in [shim::backend(), shim::recorded(2 + seed as u32 % 9).0] {
+            let mut pool = poisoned(&backend, pages, head_dim, KvType::F16);
+            backend.scatter_cell(&mut pool, &tables, tokens, &cell).unwrap();
+            let mut packed = vec![0xab; want.len()];
+            backend.gather_packed(&pool, &tables, codec, &shape, &mut packed).unwrap();
+            prop_assert_eq!(&packed, &want);
+            let mut pool = poisoned(&backend, pages, head_dim, KvType::F16);
+            backend.scatter_packed(&mut pool, &tables, codec, &shape, &packed).unwrap();
+            let mut got = vec![0; cell.len()];
+            backend.gather_cell(&pool, &tables, tokens, &mut got).unwrap();
+            prop_assert_eq!(numbers(&got), numbers(&back));
+        }
+    }
+}
+
+/// Values of a cell; which of the many patterns a NaN has says nothing.
+fn numbers(cell: &[u8]) -> Vec<u16> {
+    let values = cell.as_chunks().0.iter().map(|raw| half::f16::from_le_bytes(*raw));
+    values.map(|value| if value.is_nan() { 0x7e00 } else { value.to_bits() }).collect()
+}
+
+#[test]
+fn packed_cells_of_another_shape_are_refused() {
+    let backend = shim::backend();
+    let shape = CellShape {
+        kv_heads: 1,
+        tokens: 16,
+        head_dim: 32,
+        start: 0,
+        rope_base: 1e4,
+        rope_pairing: RopePairing::Halves,
+    };
+    let mut packed = vec![0; shape.packed_bytes(Codec::Int4)];
+    let tables: [&[PageId]; 1] = [&[PageId(0)]];
+    for (head_dim, kv_type) in [(32, KvType::F32), (32, KvType::Int8), (40, KvType::F16)] {
+        let pool = backend.pool(PoolSpec { pages: 1, head_dim, kv_type }).unwrap();
+        assert!(backend.gather_packed(&pool, &tables, Codec::Int4, &shape, &mut packed).is_err());
+    }
+    let mut pool = backend.pool(PoolSpec { pages: 1, head_dim: 32, kv_type: KvType::F16 }).unwrap();
+    assert!(backend.gather_packed(&pool, &tables, Codec::Int8, &shape, &mut packed).is_err(), "its bytes");
+    assert!(backend.scatter_packed(&mut pool, &[], Codec::Int4, &shape, &packed).is_err(), "its heads");
+    backend.gather_packed(&pool, &tables, Codec::Int4, &shape, &mut packed).unwrap();
 }
 
 /// Appends a sequence in two steps and gathers all of it.

@@ -10,9 +10,10 @@ use std::sync::Arc;
 use kernels::backend::{
     AttentionShape, Backend, KvType, MatrixSpec, PageId, PoolSpec, RopePairing, RowGroup,
 };
+use kernels::codec::{CellShape, Codec};
 use kernels::cuda::{
-    Cache, Compiler, CudaBackend, CudaOptions, DeviceError, Driver, GpuDriver, LazyNvrtc, Nvrtc, SOURCES,
-    Span,
+    Cache, Compiler, CudaBackend, CudaOptions, CudaPool, CudaTensor, DeviceError, Driver, GpuDriver,
+    LazyNvrtc, Nvrtc, SOURCES, Span,
 };
 use kernels::error::KernelError;
 use kernels::formats::TensorType;
@@ -31,6 +32,7 @@ fn a_life(backend: &CudaBackend, recorder: &Recorder) -> Result<usize, KernelErr
     let rope = backend.rope_table(1e4, 16, 64)?;
     let mut pool = backend.pool(PoolSpec { pages: 8, head_dim: 16, kv_type: KvType::Int8 })?;
     let mut cell = vec![0; PoolSpec { pages: 8, head_dim: 16, kv_type: KvType::Int8 }.cell_bytes(2, 16)];
+    let mut halves = backend.pool(PoolSpec { pages: 8, head_dim: 16, kv_type: KvType::F16 })?;
     let first: [&[PageId]; 2] = [&[PageId(0), PageId(3)], &[PageId(5), PageId(1)]];
     let second: [&[PageId]; 2] = [&[PageId(2), PageId(6)], &[PageId(4), PageId(7)]];
     let (mut x, mut y) = (backend.tensor(9, 64)?, backend.tensor(9, 64)?);
@@ -52,6 +54,7 @@ fn a_life(backend: &CudaBackend, recorder: &Recorder) -> Result<usize, KernelErr
         backend.gather_cell(&pool, &second.map(|table| &table[1..]), 16, &mut cell)?;
         backend.copy_page(&mut pool, PageId(0), PageId(2))?;
         backend.append(&mut pool, SHAPE, &[group(&second)], &kv, &kv)?;
+        packed_traffic(backend, &mut halves, &group(&first), &kv)?;
         backend.gather_rows(&x, &[8, 1], &mut y)?;
         backend.read(&y, 9, &mut [0.0; 9 * 64])?;
         backend.finish()?;
@@ -59,12 +62,35 @@ fn a_life(backend: &CudaBackend, recorder: &Recorder) -> Result<usize, KernelErr
     Ok(recorder.calls_left())
 }
 
+/// Rows are appended to f16 pages while packed cells of the same pages leave and come.
+fn packed_traffic(
+    backend: &CudaBackend,
+    pool: &mut CudaPool,
+    group: &RowGroup<'_>,
+    kv: &CudaTensor,
+) -> Result<(), KernelError> {
+    let (rope_base, rope_pairing) = (1e4, RopePairing::Halves);
+    let shape = CellShape { kv_heads: 2, tokens: 16, head_dim: 16, start: 0, rope_base, rope_pairing };
+    let pages: Vec<&[PageId]> = group.tables.iter().map(|table| &table[..1]).collect();
+    for codec in [Codec::Int8, Codec::Int4] {
+        let mut packed = vec![0; shape.packed_bytes(codec)];
+        backend.append(pool, SHAPE, std::slice::from_ref(group), kv, kv)?;
+        backend.gather_packed(pool, &pages, codec, &shape, &mut packed)?;
+        backend.scatter_packed(pool, &pages, codec, &shape, &packed)?;
+        backend.scatter_packed(pool, &pages, codec, &shape, &packed)?;
+        backend.append(pool, SHAPE, std::slice::from_ref(group), kv, kv)?;
+    }
+    Ok(())
+}
+
 #[test]
 fn nothing_races_and_everything_is_given_back() {
     let (backend, recorder) = shim::recorded(0);
     a_life(&backend, &recorder).unwrap();
     let launches = recorder.launches();
-    for name in ["gemv_4_q8_0", "append_int8", "scatter_cell_int8", "attention_prefill_int8"] {
+    for name in
+        ["gemv_4_q8_0", "append_int8", "scatter_cell_int8", "attention_prefill_int8", "unpack_cell_int4"]
+    {
         assert!(launches.iter().any(|launched| launched == name), "{name}");
     }
     drop(backend);
@@ -102,6 +128,7 @@ fn waiting_is_missed_where_it_is_left_out() {
         (Deaf::Stream(0), "races scatter_cell_int8"),
         (Deaf::Stream(1), "scatter_cell_int8 races"),
         (Deaf::Stream(2), "gather_cell_int8 races"),
+        (Deaf::Stream(2), "gather_cell_f16 races"),
         (Deaf::Host, "the host's write races a copy to the device"),
     ];
     for (deaf, what) in cases {

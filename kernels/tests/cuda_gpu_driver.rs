@@ -76,7 +76,7 @@ fn child() {
 /// The outcome with a driver that was told `faults`.
 fn outcome(faults: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
-    std::os::unix::fs::symlink(shim::library(), folder.path().join("libcuda.so")).unwrap();
+    std::os::unix::fs::symlink(shim::library::path(), folder.path().join("libcuda.so")).unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", "child", "--nocapture"]);
     child.env(CHILD, "1").env("LD_LIBRARY_PATH", folder.path()).env("FAKE_CUDA", faults);
@@ -110,6 +110,6 @@ fn every_refusal_is_one_sentence_with_a_way_out() {
     for (faults, want) in cases {
         let got = outcome(faults);
         assert!(got.starts_with(want), "{faults}: {got}");
-        assert!(["CPU", "elsewhere", "smaller"].iter().any(|way| got.contains(way)), "{got}");
+        assert!(["CPU", "smaller"].iter().any(|way| got.contains(way)), "{got}");
     }
 }

@@ -22,6 +22,36 @@ pub struct Throttle {
     pub latency: Duration,
 }
 
+/// Which device runs the model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Device {
+    /// The first GPU where a driver, a compiler for its kernels and a device of use are found; else the CPU, and a warning
+    /// says why.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// The GPU of this number in the driver's order, or nothing.
+    Cuda(usize),
+}
+
+impl std::str::FromStr for Device {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let unknown = || format!("'{name}' is not a device: use auto, cpu, cuda, or cuda:N for GPU number N");
+        match name {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda(0)),
+            other => match other.strip_prefix("cuda:").map(str::parse) {
+                Some(Ok(number)) => Ok(Self::Cuda(number)),
+                _ => Err(unknown()),
+            },
+        }
+    }
+}
+
 /// The configuration of a runtime.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -35,6 +65,10 @@ pub struct Config {
     pub kv_type: KvType,
     /// How activations are rounded before quantised weights; a field of the contract.
     pub rounding: Rounding,
+    /// Which device runs the model; a field of the contract, by its numerics class.
+    pub device: Device,
+    /// The library of NVRTC, which compiles kernels for a GPU; unset: the one that the system finds.
+    pub nvrtc: Option<PathBuf>,
     /// Bytes of KV pages on the device.
     pub device_budget_bytes: u64,
     /// Bytes of saved KV in host memory, from where it comes back sooner than from disk; 0: none is kept there. Beside the
@@ -92,6 +126,8 @@ impl Default for Config {
             weights: Precision::default(),
             kv_type: KvType::default(),
             rounding: Rounding::default(),
+            device: Device::default(),
+            nvrtc: None,
             device_budget_bytes: 1 << 30,
             host_budget_bytes: 256 << 20,
             disk_quota_bytes: 16 << 30,

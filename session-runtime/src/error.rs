@@ -3,7 +3,14 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use kernels::cuda::DeviceError;
+use kernels::error::KernelError;
 use serde::{Deserialize, Serialize};
+
+/// Code of the error of a device that is not there, or cannot run the kernels.
+pub const DEVICE_UNAVAILABLE: &str = "device_unavailable";
+/// Code of the error of a device that stopped working: nothing else runs on it in this process.
+pub const DEVICE_LOST: &str = "device_lost";
 
 /// What a caller can do about an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,4 +95,31 @@ macro_rules! internal_from {
     )*};
 }
 
-internal_from!(kernels::error::KernelError, serde_json::Error);
+internal_from!(serde_json::Error);
+
+impl From<KernelError> for Error {
+    fn from(error: KernelError) -> Self {
+        let message = error.to_string();
+        match error {
+            KernelError::OutOfMemory { .. } | KernelError::Device(DeviceError::OutOfMemory { .. }) => {
+                Self::new(ErrorKind::Limit, "out_of_memory", message)
+            }
+            // Later, on another device or this one, the same request can succeed.
+            KernelError::Device(DeviceError::Lost { .. }) => {
+                Self::new(ErrorKind::Unavailable, DEVICE_LOST, message)
+            }
+            KernelError::Device(
+                DeviceError::NoDriver
+                | DeviceError::OldDriver { .. }
+                | DeviceError::NoDevice { .. }
+                | DeviceError::OldDevice { .. }
+                | DeviceError::HeadSize { .. }
+                | DeviceError::NoCompiler { .. },
+            ) => Self::invalid(DEVICE_UNAVAILABLE, message),
+            KernelError::Device(DeviceError::Compile { .. }) => {
+                Self::invalid("kernels_not_compiled", message)
+            }
+            _ => Self::internal(message),
+        }
+    }
+}

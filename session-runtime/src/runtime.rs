@@ -1,11 +1,11 @@
 //! The library's face: a runtime that an application opens, and everything it can ask of it.
 
+pub mod device;
 mod opening;
 
 use std::sync::Arc;
 
 use kernels::backend::{Backend, KvType};
-use kernels::cpu::{CpuBackend, CpuOptions};
 use serde::Serialize;
 use store::{Clock, Store};
 
@@ -28,6 +28,7 @@ use crate::session::manager::SessionManager;
 use crate::session::spec::{Role, SessionSpec, TurnRequest};
 use crate::session::view::{Event, KvTransition, KvView, SegmentView, SessionView, TurnView};
 
+use device::ChosenDevice;
 pub(crate) use opening::recovery_lines;
 use opening::{check_memory, open_store, throttle};
 
@@ -108,6 +109,16 @@ struct Inner {
 #[derive(Clone)]
 pub struct Runtime(Arc<Inner>);
 
+/// What a runtime is made of besides its device.
+struct Parts {
+    config: Config,
+    store: Store,
+    model: LoadedModel,
+    guests: Guests,
+    clock: Arc<dyn Clock>,
+    progress: Listener,
+}
+
 /// Finds agents among the guests; a session without one is a plain chat.
 struct GuestDrivers(Guests);
 
@@ -125,7 +136,8 @@ impl Runtime {
     ///
     /// # Errors
     /// `config_invalid`, `data_dir_in_use`, `data_dir_newer`, `model_not_found`, `model_unsupported`,
-    /// `out_of_memory`, `device_budget_too_small`, `host_budget_too_small` and others, each with its fix.
+    /// `out_of_memory`, `device_unavailable`, `device_budget_too_small`, `host_budget_too_small` and others, each with its
+    /// fix.
     pub async fn open(config: Config) -> Result<Self, Error> {
         Self::open_telling(config, Arc::new(Silent)).await
     }
@@ -146,12 +158,11 @@ impl Runtime {
     pub async fn open_on(config: Config, seams: Seams, progress: Listener) -> Result<Self, Error> {
         config.validate()?;
         let (opening, told, under) = (config.clone(), Arc::clone(&progress), seams.clone());
-        let (store, model, backend) = tokio::task::spawn_blocking(move || {
+        let (store, model, device) = tokio::task::spawn_blocking(move || {
             let store = open_store(&opening, under)?;
             let model = crate::models::open_as(&opening.model, opening.weights, told.as_ref())?;
-            let (threads, rounding) = (opening.thread_count(), opening.rounding);
-            let backend = CpuBackend::new(CpuOptions { threads, rounding, ..CpuOptions::default() })?;
-            Ok::<_, Error>((store, model, Arc::new(backend)))
+            let device = device::choose(&opening, &model.config)?;
+            Ok::<_, Error>((store, model, device))
         })
         .await
         .map_err(Error::internal)??;
@@ -163,18 +174,20 @@ impl Runtime {
             grant_roots: config.grant_roots.clone(),
         })
         .await?;
-        Self::assemble(config, store, model, backend, guests, seams.clock, progress).await
+        let parts = Parts { config, store, model, guests, clock: seams.clock, progress };
+        match device {
+            ChosenDevice::Cpu(backend, note) => Self::assemble(backend, note, parts).await,
+            ChosenDevice::Cuda(backend) => Self::assemble(backend, None, parts).await,
+        }
     }
 
-    async fn assemble(
-        config: Config,
-        store: Store,
-        model: LoadedModel,
-        backend: Arc<CpuBackend>,
-        guests: Guests,
-        clock: Arc<dyn Clock>,
-        progress: Listener,
+    /// Puts the parts together on a device; `note` is what an operator should know of its choice.
+    async fn assemble<B: Backend>(
+        backend: Arc<B>,
+        note: Option<String>,
+        parts: Parts,
     ) -> Result<Self, Error> {
+        let Parts { config, store, model, guests, clock, progress } = parts;
         let context_length = match config.context_length {
             0 => model.config.context_length.min(CONTEXT_LENGTH_DEFAULT),
             asked => asked.min(model.config.context_length),
@@ -184,7 +197,7 @@ impl Runtime {
         let info = model_info(&config, &model, context_length);
         let mut warnings = guests.warnings();
         warnings.extend(model.warnings.iter().cloned());
-        warnings.push("no CUDA backend in this build: the CPU runs the model".to_owned());
+        warnings.extend(note);
 
         let sessions = Arc::new(SessionMap::default());
         let options = EngineOptions {
@@ -283,6 +296,11 @@ impl Runtime {
     /// Why the store stopped acknowledging, if it did.
     pub fn poisoned(&self) -> Option<String> {
         self.0.store.poisoned()
+    }
+
+    /// Why nothing runs on the device any more, if it is lost: the runtime has to be opened again.
+    pub fn device_lost(&self) -> Option<Error> {
+        self.0.manager.host().scheduler.device_lost()
     }
 
     /// The store, for its throttle, its faults and its usage.

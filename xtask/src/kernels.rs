@@ -13,7 +13,7 @@ use crate::process::{Failure, cargo, output, root, run as run_process, target_di
 use crate::python::COMPILERS;
 
 /// Compute capabilities that kernels are checked for.
-const ARCHITECTURES: [&str; 3] = ["80", "90", "100"];
+pub(crate) const ARCHITECTURES: [&str; 3] = ["80", "90", "100"];
 /// The table, from the root of the workspace.
 const TABLE: &str = "kernels/cuda/resources.txt";
 /// Folders and files that decide what comes out.

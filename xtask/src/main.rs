@@ -8,6 +8,7 @@
 mod bench;
 mod demo;
 mod fixtures;
+mod gpu_check;
 mod guests;
 mod kernels;
 mod process;
@@ -45,6 +46,9 @@ enum Command {
     /// Compile the CUDA kernels for three architectures and check what they take; needs no GPU, and fetches NVRTC and
     /// ptxas (130 MB) once
     Kernels(kernels::Options),
+    /// Find out in a few minutes whether a GPU computes the right numbers here, and how fast; or pack that as a folder for
+    /// a machine with a GPU and nothing else
+    GpuCheck(gpu_check::Options),
     /// Set up, then run the demonstration
     Demo(demo::Options),
     /// Run a benchmark; without a name, list them
@@ -60,6 +64,7 @@ fn main() -> ExitCode {
         Command::Test(options) => test::run(&options),
         Command::Tidy(options) => tidy::run(&options),
         Command::Kernels(options) => kernels::run(&options),
+        Command::GpuCheck(options) => return gpu_check::main(&options),
         Command::Demo(options) => demo::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::Fixtures(options) => fixtures::run(&options),

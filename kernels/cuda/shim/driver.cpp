@@ -115,6 +115,11 @@ Result cuDeviceGetAttribute(int* value, int attribute, int) {
 }
 Result cuDeviceGetName(char* name, int size, int) { return snprintf(name, size, "fake"), SUCCESS; }
 Result cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = 1 << 30, SUCCESS; }
+Result cuMemGetInfo_v2(size_t* left, size_t* bytes) {
+    std::lock_guard<std::mutex> held(lock);
+    *bytes = (size_t)told("memory=", 1l << 40);
+    return *left = *bytes - taken, state();
+}
 Result cuDevicePrimaryCtxRetain(void** out, int) {
     std::lock_guard<std::mutex> held(lock);
     return retained++, *out = &context, SUCCESS;

@@ -13,6 +13,7 @@
 #include "../append.cu"
 #include "../attention.cu"
 #include "../cells.cu"
+#include "../codec.cu"
 #include "../dequantise.cu"
 #include "../gather_rows.cu"
 #include "../geglu.cu"
@@ -218,9 +219,12 @@ struct Entry {
     ENTRY(append_##name) ENTRY(gather_cell_##name) ENTRY(scatter_cell_##name) ENTRY(attention_decode_##name) \
     ENTRY(attention_prefill_##name)
 
+#define OF_CODEC(Codec, name) ENTRY(pack_cell_##name) ENTRY(unpack_cell_##name)
+
 const Entry ENTRIES[] = {
     ENTRY(add) ENTRY(attention_merge) ENTRY(gather_rows) ENTRY(geglu) ENTRY(head_norm) ENTRY(rms_norm) ENTRY(rope)
     ENTRY(scale) ENTRY(scale_channels) ENTRY(swiglu) FOR_EACH_FORMAT(OF_FORMAT) FOR_EACH_KV(OF_KV)
+    FOR_EACH_CODEC(OF_CODEC)
 };
 
 }  // namespace

@@ -13,10 +13,13 @@ struct Scale {
 }
 
 impl Scale {
+    /// A zero of either sign is the positive one: which of them is the smallest or the largest would depend on the order of
+    /// looking. A step that is no number, as between infinite values, is none.
     fn of(smallest: f32, largest: f32, levels: u8) -> Self {
+        let (smallest, largest) = (smallest + 0.0, largest + 0.0);
         let zero = f16::from_f32(smallest).to_f32();
         let step = f16::from_f32((largest - zero) / f32::from(levels)).to_f32();
-        Self { zero, step }
+        Self { zero, step: if step.is_nan() { 0.0 } else { step } }
     }
 
     /// The nearest code; 0 where values are too near to each other for a step.

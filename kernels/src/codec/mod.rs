@@ -18,7 +18,7 @@ use half::slice::HalfFloatSliceExt;
 use crate::backend::RopePairing;
 use crate::error::KernelError;
 
-use rotation::Rotation;
+pub(crate) use rotation::Rotation;
 
 /// Values that share a zero and a step; the last group of a channel or token may be smaller.
 pub const GROUP: usize = 32;
@@ -98,7 +98,7 @@ impl CellShape {
         self.kv_heads * self.packed_parts(codec).iter().flatten().sum::<usize>()
     }
 
-    fn check(&self, what: &'static str, got: usize, expected: usize) -> Result<(), KernelError> {
+    pub(crate) fn check(&self, what: &'static str, got: usize, expected: usize) -> Result<(), KernelError> {
         let even = self.head_dim.next_multiple_of(2).max(2);
         let pairs = [("channels of a head", even, self.head_dim), (what, expected, got)];
         match pairs.into_iter().find(|(_, expected, got)| expected != got) {

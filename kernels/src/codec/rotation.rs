@@ -4,14 +4,14 @@ use super::CellShape;
 use crate::backend::RopePairing;
 
 /// Sines and cosines of a cell's positions: `[tokens][head_dim / 2]` pairs.
-pub(super) struct Rotation {
+pub(crate) struct Rotation {
     factors: Vec<[f32; 2]>,
     head_dim: usize,
     pairing: RopePairing,
 }
 
 impl Rotation {
-    pub(super) fn new(shape: &CellShape) -> Self {
+    pub(crate) fn new(shape: &CellShape) -> Self {
         let pairs = shape.head_dim / 2;
         let (base, dims) = (f64::from(shape.rope_base), shape.head_dim as f64);
         let frequencies: Vec<f64> = (0..pairs).map(|i| libm::pow(base, -2.0 * i as f64 / dims)).collect();
@@ -23,6 +23,11 @@ impl Rotation {
             })
             .collect();
         Self { factors, head_dim: shape.head_dim, pairing: shape.rope_pairing }
+    }
+
+    /// Sine and cosine of each pair of channels of each token.
+    pub(crate) fn factors(&self) -> &[[f32; 2]] {
+        &self.factors
     }
 
     /// Turns each token's keys from its position to 0.

@@ -12,11 +12,12 @@ use super::linear;
 use super::matrix::CudaMatrix;
 use super::memory::{Buffer, Device, bytes_of, bytes_of_mut};
 use super::nvrtc::LazyNvrtc;
-use super::pool::CudaPool;
+use super::pool::{self, CudaPool};
 use super::programs::{Programs, THREADS, number};
 use super::staging::{Landing, Scratch, Staging};
 use crate::backend::{AttentionShape, Backend, MatrixSpec, Output, PageId, PoolSpec, RopePairing, RowGroup};
 use crate::check;
+use crate::codec::{CellShape, Codec};
 use crate::cpu::CpuRope;
 use crate::error::KernelError;
 
@@ -142,6 +143,14 @@ impl CudaBackend {
         self.programs.prepare()
     }
 
+    /// Refuses a model whose heads the kernels have no attention for, before anything of it is loaded.
+    ///
+    /// # Errors
+    /// [`super::DeviceError::HeadSize`].
+    pub fn check_head_dim(head_dim: usize) -> Result<(), KernelError> {
+        Ok(pool::check_head_dim(head_dim)?)
+    }
+
     /// All of a matrix as f32: `out` has its shape.
     ///
     /// # Errors
@@ -150,6 +159,10 @@ impl CudaBackend {
         check::equal("dequantise", "columns of out", matrix.cols, out.cols)?;
         out.checked("dequantise", matrix.rows)?;
         linear::dequantise(&self.programs, matrix, out)
+    }
+
+    pub(super) fn device(&self) -> &Arc<Device> {
+        &self.device
     }
 
     fn calls(&self) -> MutexGuard<'_, Calls> {
@@ -201,6 +214,10 @@ impl Backend for CudaBackend {
         let info = self.device.driver.info();
         let (major, minor) = info.capability;
         format!("CUDA, {}, compute capability {major}.{minor}, {} MiB", info.name, info.memory >> 20)
+    }
+
+    fn free_memory(&self) -> Result<Option<u64>, KernelError> {
+        Ok(Some(self.device.driver.free_memory()?))
     }
 
     fn load_matrix(&self, spec: &MatrixSpec, bytes: &[u8]) -> Result<CudaMatrix, KernelError> {
@@ -496,4 +513,43 @@ impl Backend for CudaBackend {
         check::cell("scatter_cell", &pool.spec, tables, tokens, cell.len())?;
         lock(&self.loads).scatter(&self.programs, pool, tables, tokens, cell)
     }
+
+    fn gather_packed(
+        &self,
+        pool: &CudaPool,
+        tables: &[&[PageId]],
+        codec: Codec,
+        shape: &CellShape,
+        packed: &mut [u8],
+    ) -> Result<(), KernelError> {
+        check_packed("gather_packed", pool, tables, (codec, shape), packed.len())?;
+        lock(&self.saves).gather_packed(&self.programs, pool, tables, (codec, shape), packed)
+    }
+
+    fn scatter_packed(
+        &self,
+        pool: &mut CudaPool,
+        tables: &[&[PageId]],
+        codec: Codec,
+        shape: &CellShape,
+        packed: &[u8],
+    ) -> Result<(), KernelError> {
+        check_packed("scatter_packed", pool, tables, (codec, shape), packed.len())?;
+        lock(&self.loads).scatter_packed(&self.programs, pool, tables, (codec, shape), packed)
+    }
+}
+
+/// Refuses what is no packed cell of these pages.
+fn check_packed(
+    kernel: &'static str,
+    pool: &CudaPool,
+    tables: &[&[PageId]],
+    (codec, shape): (Codec, &CellShape),
+    bytes: usize,
+) -> Result<(), KernelError> {
+    check::equal(kernel, "KV heads", tables.len(), shape.kv_heads)?;
+    check::equal(kernel, "head_dim", pool.spec.head_dim, shape.head_dim)?;
+    // Pages of another type than f16 have cells of other sizes.
+    check::cell(kernel, &pool.spec, tables, shape.tokens, shape.bytes())?;
+    shape.check("bytes of the packed cell", bytes, shape.packed_bytes(codec))
 }

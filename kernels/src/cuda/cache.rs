@@ -9,12 +9,18 @@ use super::sources::{HEADERS, OPTIONS, Source};
 
 /// Length of a digest in hex.
 const HEX: usize = 64;
+/// Ending of the files.
+const ENDING: &str = "ptx";
 
 /// A folder of compiled kernels in front of a compiler.
 ///
 /// A file begins with the digest of what follows. One that does not fit it is compiled again and replaced; a folder that
 /// cannot be written to is no error, only slow. Nothing is ever deleted: a version of the kernels takes less than two
 /// megabytes.
+///
+/// The compiler's version is part of a file's name, because a driver refuses code of a compiler that is newer than itself:
+/// whoever puts an older one in its place gets code of that. Where there is no compiler, code of any version is taken: all
+/// give the same numbers.
 pub struct Cache {
     folder: Option<PathBuf>,
     compiler: Box<dyn Compiler>,
@@ -31,7 +37,12 @@ impl Cache {
     /// # Errors
     /// It is not in the cache and does not compile.
     pub fn code(&self, source: &Source, capability: (u32, u32)) -> Result<String, DeviceError> {
-        let path = self.folder.as_ref().map(|folder| folder.join(file_name(source, capability)));
+        let key = key(source, capability);
+        let version = match self.compiler.version() {
+            Ok(version) => version,
+            Err(missing) => return self.of_any_version(&key).ok_or(missing),
+        };
+        let path = self.folder.as_ref().map(|folder| folder.join(file_name(&key, version)));
         if let Some(code) = path.as_deref().and_then(read) {
             return Ok(code);
         }
@@ -41,11 +52,28 @@ impl Cache {
         }
         Ok(code)
     }
+
+    /// Code that some compiler made before.
+    fn of_any_version(&self, key: &str) -> Option<String> {
+        let entries = fs::read_dir(self.folder.as_ref()?).ok()?;
+        let mut files: Vec<PathBuf> = entries
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .filter(|path| path.extension().is_some_and(|ending| ending == ENDING))
+            .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(key)))
+            .collect();
+        // The same one at every start.
+        files.sort();
+        files.iter().find_map(|path| read(path))
+    }
 }
 
-/// Name and digest of a file, its headers, the options and the architecture. The compiler's version is not part of it:
-/// any version's code gives the same numbers.
-fn file_name(source: &Source, (major, minor): (u32, u32)) -> String {
+/// A file's name: what the code is of, and whose it is.
+fn file_name(key: &str, (major, minor): (u32, u32)) -> String {
+    format!("{key}-nvrtc{major}.{minor}.{ENDING}")
+}
+
+/// Name, architecture, and the digest of a source, its headers and the options.
+fn key(source: &Source, (major, minor): (u32, u32)) -> String {
     let mut hasher = blake3::Hasher::new();
     let mut add = |text: &str| {
         hasher.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
@@ -57,7 +85,7 @@ fn file_name(source: &Source, (major, minor): (u32, u32)) -> String {
     });
     OPTIONS.iter().for_each(|option| add(option));
     let stem = source.file.trim_end_matches(".cu");
-    format!("{stem}-compute_{major}{minor}-{}.ptx", &hasher.finalize().to_hex()[..32])
+    format!("{stem}-compute_{major}{minor}-{}", &hasher.finalize().to_hex()[..32])
 }
 
 fn read(path: &Path) -> Option<String> {
@@ -80,67 +108,4 @@ fn write(path: &Path, code: &str) {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    use super::super::sources::SOURCES;
-    use super::*;
-
-    struct Counting(Arc<AtomicUsize>);
-
-    impl Compiler for Counting {
-        fn compile(&self, source: &Source, capability: (u32, u32)) -> Result<String, DeviceError> {
-            let count = self.0.fetch_add(1, Ordering::Relaxed);
-            Ok(format!("code {count} of {} for {}.{}\n", source.file, capability.0, capability.1))
-        }
-    }
-
-    fn cache(folder: &Path) -> (Cache, Arc<AtomicUsize>) {
-        let count = Arc::new(AtomicUsize::new(0));
-        (Cache::new(Some(folder.join("kernels")), Box::new(Counting(count.clone()))), count)
-    }
-
-    #[test]
-    fn a_file_is_compiled_once_for_each_architecture() {
-        let folder = tempfile::tempdir().unwrap();
-        let (first, count) = cache(folder.path());
-        let code = first.code(&SOURCES[0], (9, 0)).unwrap();
-        assert_eq!(first.code(&SOURCES[0], (9, 0)).unwrap(), code);
-        assert_eq!(count.load(Ordering::Relaxed), 1);
-        let (second, count) = cache(folder.path());
-        assert_eq!(second.code(&SOURCES[0], (9, 0)).unwrap(), code, "found by another process");
-        assert_eq!(count.load(Ordering::Relaxed), 0);
-        second.code(&SOURCES[0], (8, 0)).unwrap();
-        second.code(&SOURCES[1], (9, 0)).unwrap();
-        assert_eq!(count.load(Ordering::Relaxed), 2);
-    }
-
-    #[test]
-    fn a_damaged_file_is_compiled_again() {
-        let folder = tempfile::tempdir().unwrap();
-        for damage in ["", "x", "\u{e9}\u{e9}\u{e9}"] {
-            let (cache, count) = cache(folder.path());
-            let code = cache.code(&SOURCES[0], (9, 0)).unwrap();
-            let file = fs::read_dir(folder.path().join("kernels")).unwrap().next().unwrap().unwrap().path();
-            let good = fs::read_to_string(&file).unwrap();
-            fs::write(&file, if damage.is_empty() { String::new() } else { format!("{good}{damage}") })
-                .unwrap();
-            let before = count.load(Ordering::Relaxed);
-            assert_ne!(cache.code(&SOURCES[0], (9, 0)).unwrap(), "");
-            assert_eq!(count.load(Ordering::Relaxed), before + 1);
-            assert!(cache.code(&SOURCES[0], (9, 0)).unwrap().starts_with("code"), "{code}");
-            assert_eq!(count.load(Ordering::Relaxed), before + 1, "repaired");
-        }
-    }
-
-    #[test]
-    fn a_folder_that_cannot_be_written_is_no_error() {
-        let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join("kernels"), "a file is in the way").unwrap();
-        let (cache, count) = cache(folder.path());
-        cache.code(&SOURCES[0], (9, 0)).unwrap();
-        cache.code(&SOURCES[0], (9, 0)).unwrap();
-        assert_eq!(count.load(Ordering::Relaxed), 2);
-    }
-}
+mod tests;

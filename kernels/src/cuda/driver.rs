@@ -92,6 +92,8 @@ pub trait Driver: Send + Sync + 'static {
     /// The device.
     fn info(&self) -> &DeviceInfo;
 
+    /// Bytes of the device that may still be taken, by anyone.
+    fn free_memory(&self) -> Result<u64, DeviceError>;
     /// Takes `bytes` (above zero) bytes of the device, with undefined contents, aligned to 256.
     fn alloc(&self, bytes: usize) -> Result<DeviceMemory, DeviceError>;
     /// Gives them back. Nothing may be under way that uses them.

@@ -36,6 +36,17 @@ pub enum DeviceError {
         /// Its capability.
         found: String,
     },
+    /// The attention kernels have no room for heads of this size.
+    #[error(
+        "the CUDA kernels have no attention for heads of {head_dim} channels: they take multiples of 8 up to {most}; \
+         use the CPU"
+    )]
+    HeadSize {
+        /// Channels of a head.
+        head_dim: usize,
+        /// Most channels.
+        most: usize,
+    },
     /// The device, or the host for pinned memory, has no room.
     #[error("no memory for {bytes} bytes {place}; use a smaller model, pool or context")]
     OutOfMemory {
@@ -54,7 +65,7 @@ pub enum DeviceError {
         problem: String,
     },
     /// A kernel does not compile, or a part of the compiler's interface is missing.
-    #[error("compiling {file} failed: {problem}")]
+    #[error("compiling {file} failed: {problem}; use another version of NVRTC, or use the CPU")]
     Compile {
         /// Source file.
         file: String,
@@ -69,7 +80,8 @@ pub enum DeviceError {
     },
     /// The device failed and cannot be used by this process any more.
     #[error(
-        "the device was lost in {call}: {problem}; its KV is gone, the tokens are not: go on from them elsewhere"
+        "the device was lost in {call}: {problem}; its KV is gone, the tokens are not: start again, on the CPU if the \
+         device does not come back, and go on from them"
     )]
     Lost {
         /// The driver's call that showed it.

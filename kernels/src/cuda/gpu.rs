@@ -39,6 +39,20 @@ impl GpuDriver {
         (0..start(0)?).map(|index| info(handle(index)?)).collect()
     }
 
+    /// The newest CUDA version that the driver supports, such as `(12, 8)`.
+    ///
+    /// # Errors
+    /// No driver, or what it fails with.
+    pub fn version() -> Result<(u32, u32), DeviceError> {
+        // Without the library every other call would panic.
+        // SAFETY: loads the driver's library and lets it go again.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(DeviceError::NoDriver);
+        }
+        let version = u32::try_from(raw_version()?).unwrap_or(0);
+        Ok((version / 1000, version % 1000 / 10))
+    }
+
     /// Opens device `index`.
     ///
     /// # Errors
@@ -102,16 +116,22 @@ fn start(index: usize) -> Result<usize, DeviceError> {
         CUresult::CUDA_ERROR_STUB_LIBRARY => DeviceError::NoDriver,
         _ => problem("cuInit", &error),
     })?;
-    let mut version = 0;
-    // SAFETY: writes a number.
-    let told = unsafe { sys::cuDriverGetVersion(&mut version) }.result();
-    told.map_err(|error| problem("cuDriverGetVersion", &error))?;
+    let version = raw_version()?;
     if version < NEEDED_VERSION {
         let found = format!("CUDA {}.{}", version / 1000, version % 1000 / 10);
         return Err(DeviceError::OldDriver { found, needed: NEEDED });
     }
     let found = result::device::get_count().map_err(|error| problem("cuDeviceGetCount", &error))?;
     Ok(usize::try_from(found).unwrap_or(0))
+}
+
+/// A thousand times the major version, and ten times the minor one.
+fn raw_version() -> Result<c_int, DeviceError> {
+    let mut version = 0;
+    // SAFETY: writes a number.
+    let told = unsafe { sys::cuDriverGetVersion(&mut version) }.result();
+    told.map_err(|error| problem("cuDriverGetVersion", &error))?;
+    Ok(version)
 }
 
 /// The driver's name of a device that is there.
@@ -204,6 +224,10 @@ impl Drop for GpuDriver {
 impl Driver for GpuDriver {
     fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    fn free_memory(&self) -> Result<u64, DeviceError> {
+        Ok(self.call("cuMemGetInfo", result::mem_get_info)?.0 as u64)
     }
 
     fn alloc(&self, bytes: usize) -> Result<DeviceMemory, DeviceError> {

@@ -17,6 +17,7 @@
 mod attention;
 mod backend;
 mod cache;
+mod ceiling;
 mod cells;
 mod driver;
 mod error;
@@ -29,6 +30,7 @@ mod pool;
 mod programs;
 mod sources;
 mod staging;
+mod survey;
 
 pub use backend::{CudaBackend, CudaOptions, CudaRope, CudaTensor, CudaVector};
 pub use cache::Cache;
@@ -41,3 +43,4 @@ pub use matrix::CudaMatrix;
 pub use nvrtc::{Compiler, LazyNvrtc, Nvrtc};
 pub use pool::CudaPool;
 pub use sources::{HEADERS, OPTIONS, SOURCES, Source, source_of};
+pub use survey::Survey;

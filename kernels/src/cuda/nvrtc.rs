@@ -1,7 +1,7 @@
 //! The run-time compiler, loaded from its library where there is one.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
 
 use libloading::Library;
@@ -16,6 +16,12 @@ pub trait Compiler: Send + Sync + 'static {
     /// # Errors
     /// What the compiler said, or that there is none.
     fn compile(&self, source: &Source, capability: (u32, u32)) -> Result<String, DeviceError>;
+
+    /// Its version, such as `(12, 8)`: a driver knows only code of compilers that are not newer than itself.
+    ///
+    /// # Errors
+    /// There is none.
+    fn version(&self) -> Result<(u32, u32), DeviceError>;
 }
 
 /// Names to try where none is given. Majors 12 and 13 have the same interface.
@@ -23,6 +29,30 @@ pub trait Compiler: Send + Sync + 'static {
 const NAMES: [&str; 3] = ["libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.so"];
 #[cfg(windows)]
 const NAMES: [&str; 2] = ["nvrtc64_120_0.dll", "nvrtc64_130_0.dll"];
+
+/// Where toolkits put their libraries, from the toolkit's own folder.
+#[cfg(not(windows))]
+const LIBRARIES: [&str; 2] = ["lib64", "targets/x86_64-linux/lib"];
+#[cfg(windows)]
+const LIBRARIES: [&str; 1] = ["bin"];
+
+/// Folders of toolkits: those that the environment names, then where installers put them.
+fn toolkits() -> impl Iterator<Item = PathBuf> {
+    let named = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os);
+    named.filter(|folder| !folder.is_empty()).map(PathBuf::from).chain([PathBuf::from("/usr/local/cuda")])
+}
+
+/// What is tried where no library is named, in order: what the system finds under each name, then the toolkits.
+fn candidates() -> Vec<PathBuf> {
+    let by_name = NAMES.iter().map(PathBuf::from);
+    let in_toolkits = toolkits().flat_map(|toolkit| {
+        LIBRARIES.iter().flat_map(move |folder| {
+            let folder = toolkit.join(folder);
+            NAMES.iter().map(move |name| folder.join(name))
+        })
+    });
+    by_name.chain(in_toolkits).collect()
+}
 
 type Program = *mut c_void;
 type Status = c_int;
@@ -32,6 +62,8 @@ type Size = unsafe extern "C" fn(Program, *mut usize) -> Status;
 /// NVRTC.
 pub struct Nvrtc {
     library: Library,
+    /// The name it was found under.
+    name: PathBuf,
 }
 
 impl Nvrtc {
@@ -40,18 +72,28 @@ impl Nvrtc {
     /// # Errors
     /// [`DeviceError::NoCompiler`].
     pub fn open(path: Option<&Path>) -> Result<Self, DeviceError> {
-        let names: Vec<&Path> = match path {
-            Some(path) => vec![path],
-            None => NAMES.iter().map(Path::new).collect(),
-        };
-        for name in names.iter().copied() {
+        let names = path.map_or_else(candidates, |path| vec![path.to_owned()]);
+        for name in names {
             // SAFETY: a library of this name is NVRTC, whose start-up code has no conditions.
-            if let Ok(library) = unsafe { Library::new(name) } {
-                return Ok(Self { library });
+            if let Ok(library) = unsafe { Library::new(&name) } {
+                return Ok(Self { library, name });
             }
         }
-        let names: Vec<String> = names.iter().map(|name| name.display().to_string()).collect();
-        Err(DeviceError::NoCompiler { problem: format!("{} could not be loaded", names.join(" or ")) })
+        let tried = path.map_or_else(|| NAMES.join(" or "), |path| path.display().to_string());
+        Err(DeviceError::NoCompiler { problem: format!("{tried} could not be loaded") })
+    }
+
+    /// The file it was loaded from, as far as the system tells, else the name it was found under.
+    pub fn place(&self) -> PathBuf {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+        let file = self.name.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let loaded = maps.lines().filter_map(|line| Some(Path::new(&line[line.find('/')?..])));
+        // The name may be a link: what is mapped then has a longer one.
+        let stem = file.split_inclusive(".so").next().unwrap_or(file);
+        let mut ours = loaded.filter(|path| {
+            path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(stem))
+        });
+        ours.next().map_or_else(|| self.name.clone(), Path::to_owned)
     }
 
     /// A function of the library.
@@ -167,27 +209,44 @@ impl Compiler for Nvrtc {
         unsafe { destroy(&mut program) };
         result
     }
+
+    fn version(&self) -> Result<(u32, u32), DeviceError> {
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: the type is that of `nvrtcVersion`.
+        let version =
+            unsafe { self.call::<unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status>(c"nvrtcVersion")? };
+        // SAFETY: both numbers are written.
+        match unsafe { version(&mut major, &mut minor) } {
+            0 => Ok((major.unsigned_abs(), minor.unsigned_abs())),
+            status => Err(DeviceError::NoCompiler { problem: format!("NVRTC answers with status {status}") }),
+        }
+    }
 }
 
-/// The compiler that is looked for when it is needed: with all kernels in the cache, it never is.
+/// The compiler that is looked for when it is needed.
 pub struct LazyNvrtc {
-    path: Option<std::path::PathBuf>,
+    path: Option<PathBuf>,
     found: std::sync::OnceLock<Result<Nvrtc, DeviceError>>,
 }
 
 impl LazyNvrtc {
     /// As [`Nvrtc::open`], later.
-    pub fn new(path: Option<std::path::PathBuf>) -> Self {
+    pub fn new(path: Option<PathBuf>) -> Self {
         Self { path, found: std::sync::OnceLock::new() }
+    }
+
+    fn nvrtc(&self) -> Result<&Nvrtc, DeviceError> {
+        self.found.get_or_init(|| Nvrtc::open(self.path.as_deref())).as_ref().map_err(Clone::clone)
     }
 }
 
 impl Compiler for LazyNvrtc {
     fn compile(&self, source: &Source, capability: (u32, u32)) -> Result<String, DeviceError> {
-        match self.found.get_or_init(|| Nvrtc::open(self.path.as_deref())) {
-            Ok(nvrtc) => nvrtc.compile(source, capability),
-            Err(error) => Err(error.clone()),
-        }
+        self.nvrtc()?.compile(source, capability)
+    }
+
+    fn version(&self) -> Result<(u32, u32), DeviceError> {
+        self.nvrtc()?.version()
     }
 }
 

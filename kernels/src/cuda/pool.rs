@@ -3,12 +3,24 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::driver::{Arg, DeviceMemory, Span, Stream};
+use super::error::DeviceError;
 use super::memory::{Buffer, Device, Mark};
 use crate::backend::{KvType, PAGE_TOKENS, PageId, PoolSpec, SCALE_BLOCK};
 use crate::error::KernelError;
 
 /// Most channels of a head that the attention kernels have room for.
 const MAX_HEAD_DIM: usize = 256;
+
+/// Refuses heads that the kernels have no attention for.
+///
+/// # Errors
+/// [`DeviceError::HeadSize`].
+pub(super) fn check_head_dim(head_dim: usize) -> Result<(), DeviceError> {
+    if head_dim == 0 || !head_dim.is_multiple_of(8) || head_dim > MAX_HEAD_DIM {
+        return Err(DeviceError::HeadSize { head_dim, most: MAX_HEAD_DIM });
+    }
+    Ok(())
+}
 
 /// Pages on the device, laid out as on the CPU.
 pub struct CudaPool {
@@ -30,9 +42,7 @@ impl CudaPool {
         if pages == 0 || u32::try_from(pages).is_err() {
             return Err(refused());
         }
-        if head_dim == 0 || !head_dim.is_multiple_of(8) || head_dim > MAX_HEAD_DIM {
-            return Err(refused());
-        }
+        check_head_dim(head_dim)?;
         pages.checked_mul(spec.page_bytes()).ok_or_else(refused)?;
         let scales = match scales_bytes(&spec) {
             0 => None,

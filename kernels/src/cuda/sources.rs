@@ -24,11 +24,12 @@ macro_rules! header {
 }
 
 /// Every file with kernels.
-pub const SOURCES: [Source; 13] = [
+pub const SOURCES: [Source; 14] = [
     source!("add.cu", &["add"]),
     source!("append.cu", &["append_"]),
     source!("attention.cu", &["attention_"]),
     source!("cells.cu", &["gather_cell_", "scatter_cell_"]),
+    source!("codec.cu", &["pack_cell_", "unpack_cell_"]),
     source!("dequantise.cu", &["embed_", "dequantise_"]),
     source!("gather_rows.cu", &["gather_rows"]),
     source!("geglu.cu", &["geglu"]),

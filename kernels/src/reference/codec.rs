@@ -6,11 +6,12 @@ use half::f16;
 pub fn quantise(group: &[f32], levels: u8) -> (f16, f16, Vec<u8>) {
     let mut sorted = group.to_vec();
     sorted.sort_by(f32::total_cmp);
-    let (smallest, largest) = (sorted[0], sorted[sorted.len() - 1]);
+    // A zero of either sign is the positive one.
+    let (smallest, largest) = (sorted[0] + 0.0, sorted[sorted.len() - 1] + 0.0);
     let zero = f16::from_f32(smallest);
     let step = f16::from_f32((largest - zero.to_f32()) / f32::from(levels));
-    if step == f16::ZERO {
-        return (zero, step, vec![0; group.len()]);
+    if step == f16::ZERO || step.is_nan() {
+        return (zero, if step.is_nan() { f16::ZERO } else { step }, vec![0; group.len()]);
     }
     let mut codes = Vec::new();
     for value in group {

@@ -97,6 +97,9 @@ impl Driver for ShimDriver {
     fn info(&self) -> &DeviceInfo {
         &self.info
     }
+    fn free_memory(&self) -> Result<u64, DeviceError> {
+        Ok((self.limit - self.memory.lock().unwrap().values().sum::<usize>()) as u64)
+    }
     fn alloc(&self, bytes: usize) -> Result<DeviceMemory, DeviceError> {
         self.take(bytes, "on the device").map(DeviceMemory)
     }

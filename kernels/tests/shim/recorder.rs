@@ -222,6 +222,11 @@ impl Driver for Recorder {
         self.inner.info()
     }
 
+    fn free_memory(&self) -> Result<u64, DeviceError> {
+        self.alive("free_memory")?;
+        self.inner.free_memory()
+    }
+
     fn alloc(&self, bytes: usize) -> Result<DeviceMemory, DeviceError> {
         self.alive("alloc")?;
         let memory = self.inner.alloc(bytes)?;

@@ -30,6 +30,9 @@ pub(super) async fn ready(State(app): State<App>) -> Answer<Value> {
         let detail = format!("the store stopped acknowledging: {reason}; restart the server");
         return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", detail));
     }
+    if let Some(lost) = app.runtime.device_lost() {
+        return Err(lost.into());
+    }
     Ok(Json(json!({"status": "ok"})))
 }
 

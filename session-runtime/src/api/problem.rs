@@ -205,7 +205,7 @@ fn status_of(code: &str) -> Option<StatusCode> {
         "request_too_large" | "message_too_large" => StatusCode::PAYLOAD_TOO_LARGE,
         "kv_capacity" | "queue_full" | "too_many_sessions" => StatusCode::TOO_MANY_REQUESTS,
         "agent_deadline" => StatusCode::GATEWAY_TIMEOUT,
-        "agent_busy" | "store_unavailable" | "stopped" => StatusCode::SERVICE_UNAVAILABLE,
+        "agent_busy" | "store_unavailable" | "stopped" | "device_lost" => StatusCode::SERVICE_UNAVAILABLE,
         code if code.starts_with("agent_") => StatusCode::BAD_GATEWAY,
         _ => return None,
     })

@@ -5,7 +5,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use kernels::cpu::{CpuBackend, CpuOptions, ceiling};
+use kernels::backend::Backend;
+use kernels::cpu::ceiling;
 
 use super::overhead;
 use super::peer::Peer;
@@ -17,7 +18,8 @@ use crate::kv::pool::PagePool;
 use crate::kv::table::BlockTable;
 use crate::models::architecture::ModelConfig;
 use crate::models::progress::Silent;
-use crate::models::{self, Tokenizer};
+use crate::models::{self, LoadedModel, Tokenizer};
+use crate::runtime::device::{self, ChosenDevice};
 use crate::runtime::{self, STEP_ROWS};
 
 /// Runs of every case.
@@ -39,31 +41,54 @@ const PEER: &str = "llama.cpp";
 
 /// Measures every model, ours and the peer taking turns.
 pub(super) fn run(setup: &Setup, tell: &mut (dyn FnMut(Figure) + Send)) -> Result<(), Error> {
-    let (threads, rounding) = (setup.config.thread_count(), setup.config.rounding);
-    let backend = Arc::new(CpuBackend::new(CpuOptions { threads, rounding, ..CpuOptions::default() })?);
-    let threads = backend.threads();
     for name in &setup.models {
-        let mut subject = Subject::open(name, Arc::clone(&backend), setup)?;
-        let mut ceilings = Ceilings::default();
-        for prompt in PROMPTS {
-            let mut turns = Turns::default();
-            for _ in 0..RUNS {
-                ceilings.measure(threads);
-                subject.turn(prompt, &mut turns)?;
+        let begun = Instant::now();
+        let model = models::open_as(name, setup.config.weights, &Silent)?;
+        let read_seconds = begun.elapsed().as_secs_f64();
+        match device::choose(&setup.config, &model.config)? {
+            ChosenDevice::Cpu(backend, _) => {
+                let threads = backend.threads();
+                let ceilings = || -> Measured {
+                    Ok((ceiling::memory_read(threads), Some(ceiling::int8_multiply_adds(threads))))
+                };
+                let subject = Subject::open(name, backend, model, read_seconds, setup)?;
+                measure(subject, Ceilings::measured_by(&ceilings), tell)?;
             }
-            subject.tell_turns(prompt, turns, &ceilings, tell);
+            ChosenDevice::Cuda(backend) => {
+                let gpu = Arc::clone(&backend);
+                let ceilings = || -> Measured { Ok((gpu.memory_bandwidth()?, None)) };
+                let subject = Subject::open(name, backend, model, read_seconds, setup)?;
+                measure(subject, Ceilings::measured_by(&ceilings), tell)?;
+            }
         }
-        subject.sessions(tell)?;
-        subject.perplexity(tell)?;
-        let once = |figure| Figure { n: 1, ..figure };
-        let resident =
-            figure(&subject.case("weights"), "bytes_resident", subject.engine.weight_bytes() as f64, "B");
-        tell(once(share(resident, "file", subject.file_bytes as f64)));
-        tell(once(figure(&subject.case("load"), "seconds", subject.load_seconds, "s")));
-        ceilings.tell(tell);
-        subject.overhead(tell)?;
     }
     Ok(())
+}
+
+/// Measures one model on one device.
+fn measure<B: Backend>(
+    mut subject: Subject<B>,
+    mut ceilings: Ceilings<'_>,
+    tell: &mut (dyn FnMut(Figure) + Send),
+) -> Result<(), Error> {
+    for prompt in PROMPTS {
+        let mut turns = Turns::default();
+        for _ in 0..RUNS {
+            ceilings.measure()?;
+            subject.turn(prompt, &mut turns)?;
+        }
+        subject.tell_turns(prompt, turns, &ceilings, tell);
+    }
+    subject.layers(tell)?;
+    subject.sessions(tell)?;
+    subject.perplexity(tell)?;
+    let once = |figure| Figure { n: 1, ..figure };
+    let resident =
+        figure(&subject.case("weights"), "bytes_resident", subject.engine.weight_bytes() as f64, "B");
+    tell(once(share(resident, "file", subject.file_bytes as f64)));
+    tell(once(figure(&subject.case("load"), "seconds", subject.load_seconds, "s")));
+    ceilings.tell(tell);
+    subject.overhead(tell)
 }
 
 fn figure(case: &str, metric: &'static str, value: f64, unit: &'static str) -> Figure {
@@ -82,22 +107,33 @@ fn products_per_token(config: &ModelConfig) -> usize {
     config.layers * config.hidden * (attention * config.head_dim + 3 * config.ffn)
 }
 
-/// What the machine can do, measured between the runs.
-#[derive(Default)]
-struct Ceilings {
+/// Bytes a second that a device's memory moves, and products of int8 a second, where its kernels use those.
+type Measured = Result<(f64, Option<f64>), Error>;
+
+/// What the device can do, measured between the runs.
+struct Ceilings<'a> {
+    by: &'a dyn Fn() -> Measured,
     read: Vec<f64>,
     products: Vec<f64>,
 }
 
-impl Ceilings {
-    fn measure(&mut self, threads: usize) {
-        self.read.push(ceiling::memory_read(threads));
-        self.products.push(ceiling::int8_multiply_adds(threads));
+impl<'a> Ceilings<'a> {
+    fn measured_by(by: &'a dyn Fn() -> Measured) -> Self {
+        Self { by, read: Vec::new(), products: Vec::new() }
+    }
+
+    fn measure(&mut self) -> Result<(), Error> {
+        let (read, products) = (self.by)()?;
+        self.read.push(read);
+        self.products.extend(products);
+        Ok(())
     }
 
     fn tell(self, tell: &mut (dyn FnMut(Figure) + Send)) {
         tell(figure("machine/memory-read", "bytes_per_s", median(self.read), "B/s"));
-        tell(figure("machine/int8-peak", "products_per_s", median(self.products), "1/s"));
+        if !self.products.is_empty() {
+            tell(figure("machine/int8-peak", "products_per_s", median(self.products), "1/s"));
+        }
     }
 }
 
@@ -123,12 +159,11 @@ impl Times {
 struct Turns {
     prefill: Times,
     decode: Times,
-    layers: Vec<f64>,
 }
 
-struct Subject {
+struct Subject<B: Backend> {
     name: String,
-    engine: Engine<CpuBackend>,
+    engine: Engine<B>,
     pool: PagePool,
     tokenizer: Tokenizer,
     peer: Option<Peer>,
@@ -137,11 +172,16 @@ struct Subject {
     load_seconds: f64,
 }
 
-impl Subject {
-    fn open(name: &str, backend: Arc<CpuBackend>, setup: &Setup) -> Result<Self, Error> {
-        let threads = backend.threads();
+impl<B: Backend> Subject<B> {
+    fn open(
+        name: &str,
+        backend: Arc<B>,
+        model: LoadedModel,
+        read_seconds: f64,
+        setup: &Setup,
+    ) -> Result<Self, Error> {
+        let threads = setup.config.thread_count();
         let begun = Instant::now();
-        let model = models::open_as(name, setup.config.weights, &Silent)?;
         let rows = CONTEXT.max(SESSIONS * (SESSION_CONTEXT + DECODE)) + 64;
         let kv_type = setup.config.kv_type;
         let contract = runtime::contract(&model, backend.as_ref(), kv_type, "");
@@ -149,7 +189,8 @@ impl Subject {
         let options =
             EngineOptions { budget_bytes, context_length: CONTEXT + 64, step_rows: STEP_ROWS, kv_type };
         let engine = engine::open(backend, &model, options, &Silent)?;
-        let load_seconds = begun.elapsed().as_secs_f64();
+        engine.finish()?;
+        let load_seconds = read_seconds + begun.elapsed().as_secs_f64();
         let pool = PagePool::new(engine.pool_spec().pages);
         let file_bytes = model.weights.file_bytes();
         let peer = setup.peer.as_deref();
@@ -222,15 +263,9 @@ impl Subject {
     fn turn(&mut self, length: usize, turns: &mut Turns) -> Result<(), Error> {
         let tokens = self.tokens(length + DECODE);
         let mut table = self.table(tokens.len())?;
-        self.engine.take_layer_seconds();
         let begun = Instant::now();
         self.prefill(&table, &tokens[..length])?;
         turns.prefill.ours.push(begun.elapsed().as_secs_f64());
-        let seconds = self.engine.take_layer_seconds();
-        turns.layers.resize(seconds.len(), 0.0);
-        for (sum, seconds) in turns.layers.iter_mut().zip(seconds) {
-            *sum += seconds / RUNS as f64;
-        }
         turns.decode.ours.push(self.decode(std::slice::from_ref(&table), &tokens, length)?);
         table.truncate(&mut self.pool, 0);
         if let Some(peer) = &mut self.peer
@@ -246,7 +281,7 @@ impl Subject {
         &self,
         length: usize,
         turns: Turns,
-        ceilings: &Ceilings,
+        ceilings: &Ceilings<'_>,
         tell: &mut (dyn FnMut(Figure) + Send),
     ) {
         let case = self.case(&format!("prefill-{length}"));
@@ -254,17 +289,36 @@ impl Subject {
         // The head is multiplied with one row of a prompt and does not count.
         let products = prefill.value * products_per_token(self.engine.config()) as f64;
         tell(prefill);
-        let peak = median(ceilings.products.clone());
-        tell(share(figure(&case, "products_per_s", products, "1/s"), "int8-peak", peak));
-        for (layer, seconds) in turns.layers.iter().enumerate() {
-            tell(figure(&format!("{case}/layer-{layer}"), "ms", seconds * 1e3, "ms"));
-        }
+        let products = figure(&case, "products_per_s", products, "1/s");
+        tell(match ceilings.products.is_empty() {
+            true => products,
+            false => share(products, "int8-peak", median(ceilings.products.clone())),
+        });
         let case = self.case(&format!("decode-{length}"));
         let decode = turns.decode.figure(&case, DECODE);
         let kv = self.engine.config().kv_token_bytes(self.engine.pool_spec().kv_type) * (length + DECODE / 2);
         let read = decode.value * (self.engine.weight_bytes() + kv) as f64;
         tell(decode);
         tell(share(figure(&case, "bytes_per_s", read, "B/s"), "memory-read", median(ceilings.read.clone())));
+    }
+
+    /// Milliseconds of each layer of a prompt. Apart from the other runs: a device that is waited for after each layer is
+    /// slower than one that is not.
+    fn layers(&mut self, tell: &mut (dyn FnMut(Figure) + Send)) -> Result<(), Error> {
+        for length in PROMPTS {
+            let tokens = self.tokens(length);
+            let mut table = self.table(tokens.len())?;
+            self.engine.measure_layers();
+            for _ in 0..RUNS {
+                self.prefill(&table, &tokens)?;
+            }
+            table.truncate(&mut self.pool, 0);
+            for (layer, seconds) in self.engine.take_layer_seconds().into_iter().enumerate() {
+                let case = self.case(&format!("prefill-{length}/layer-{layer}"));
+                tell(figure(&case, "ms", seconds * 1e3 / RUNS as f64, "ms"));
+            }
+        }
+        Ok(())
     }
 
     /// Several sessions that decode at once; the sum of their tokens.

@@ -2,6 +2,7 @@
 //! `{bench, case, metric, value, unit, against, ratio, n}`.
 
 pub mod engine;
+pub mod gpu;
 pub mod idle;
 mod overhead;
 mod peer;

@@ -1,7 +1,7 @@
 //! The command line. Everything about sessions goes through the REST API, so that a command works the same
 //! beside a running server and alone; this folder alone speaks on the terminal.
 //!
-//! Exit codes: 0 done, 1 failed, 2 called wrongly. A failure is one sentence on standard error.
+//! Exit codes: 0 done, 1 failed, 2 called wrongly, or called for a GPU where there is none. A failure is one sentence on standard error.
 #![expect(clippy::print_stderr, reason = "the command line speaks on the terminal")]
 
 mod bench;
@@ -11,6 +11,7 @@ mod connect;
 mod demo;
 mod doctor;
 mod failure;
+mod gpu_check;
 mod models;
 mod options;
 mod render;
@@ -57,6 +58,9 @@ enum Command {
     Demo(demo::Demo),
     /// Measures this build on this machine
     Bench(bench::Bench),
+    /// Finds out whether a GPU computes the right numbers here, and how fast
+    #[command(hide = true)]
+    GpuCheck(gpu_check::GpuCheck),
     /// Checks whether the metadata of a data directory can be opened
     #[command(hide = true)]
     StoreProbe {
@@ -103,6 +107,7 @@ fn dispatch(line: CommandLine) -> Outcome {
         Command::Doctor(doctor) => doctor.run(options, handle),
         Command::Demo(demo) => demo.run(options),
         Command::Bench(bench) => bench.run(options, handle),
+        Command::GpuCheck(check) => check.run(options, handle),
         Command::StoreProbe { .. } => Ok(()),
     }
 }

@@ -8,7 +8,7 @@ use kernels::cpu::Rounding;
 
 use super::bytes::Bytes;
 use super::failure::{Failure, Outcome};
-use crate::config::Config;
+use crate::config::{Config, Device};
 use crate::models::Precision;
 use crate::restore::plan::RestoreMode;
 use crate::scheduler::{IdlePolicyName, Speculation};
@@ -33,6 +33,13 @@ pub(super) struct Options {
     /// twice the multiplications). KV of one is not used by the other [default: fast]
     #[arg(long, global = true, value_name = "NAME")]
     rounding: Option<Rounding>,
+    /// What runs the model: auto (a GPU where one can be used, else the CPU), cpu, cuda, or cuda:N for GPU number N. KV of
+    /// one is not used by the other [default: auto]
+    #[arg(long, global = true, value_name = "NAME", env = "SESSION_RUNTIME_DEVICE")]
+    device: Option<Device>,
+    /// Library of NVRTC, which compiles the kernels for a GPU [default: the one that the system finds]
+    #[arg(long, global = true, value_name = "FILE", env = "SESSION_RUNTIME_NVRTC")]
+    nvrtc: Option<PathBuf>,
     /// How K and V are stored: f16, f32 for logits that show no rounding in twice the bytes, or int8 in little more than
     /// half of them. KV of one is not used by another [default: f16]
     #[arg(long, global = true, value_name = "TYPE")]
@@ -130,6 +137,8 @@ impl Options {
         if let Some(speculation) = self.speculate {
             config.speculation = speculation;
         }
+        config.device = self.device.unwrap_or_default();
+        config.nvrtc.clone_from(&self.nvrtc);
         if let Some(kv_type) = self.kv_type {
             config.kv_type = kv_type;
         }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kernels::backend::{AttentionShape, Backend, PageId, PoolSpec, RowGroup};
+use kernels::codec::{CellShape, Codec};
 
 use super::weights::{Layer, Weights};
 use crate::error::Error;
@@ -56,7 +57,8 @@ pub struct Engine<B: Backend> {
     window_rope: Option<B::Rope>,
     step_rows: usize,
     buffers: Buffers<B>,
-    layer_seconds: Vec<f64>,
+    /// Seconds spent in each layer, where that is measured.
+    layer_seconds: Option<Vec<f64>>,
 }
 
 struct Buffers<B: Backend> {
@@ -114,7 +116,6 @@ impl<B: Backend> Engine<B> {
         let rope = table(config.rope_base)?;
         let window_rope = config.window_rope_base.map(table).transpose()?;
         let buffers = Buffers::new(backend.as_ref(), &config, step_rows)?;
-        let layer_seconds = vec![0.0; config.layers];
         Ok(Self {
             backend,
             config,
@@ -125,7 +126,7 @@ impl<B: Backend> Engine<B> {
             window_rope,
             step_rows,
             buffers,
-            layer_seconds,
+            layer_seconds: None,
         })
     }
 
@@ -154,10 +155,22 @@ impl<B: Backend> Engine<B> {
         self.step_rows
     }
 
-    /// Seconds spent in each layer since the last call.
+    /// From now on measures the seconds spent in each layer, by waiting for the device after each.
+    pub fn measure_layers(&mut self) {
+        self.layer_seconds = Some(vec![0.0; self.config.layers]);
+    }
+
+    /// Ends that; the seconds spent in each layer since it began.
     pub fn take_layer_seconds(&mut self) -> Vec<f64> {
-        let layers = self.layer_seconds.len();
-        std::mem::replace(&mut self.layer_seconds, vec![0.0; layers])
+        self.layer_seconds.take().unwrap_or_default()
+    }
+
+    /// Waits until the device has done everything it was asked for: time is measured around this.
+    ///
+    /// # Errors
+    /// A fault of the device, also of what was asked of it before.
+    pub fn finish(&self) -> Result<(), Error> {
+        Ok(self.backend.finish()?)
     }
 
     fn shape(&self, kind: LayerKind) -> AttentionShape {
@@ -206,7 +219,12 @@ impl<B: Backend> Engine<B> {
             let begun = Instant::now();
             let whole = layer + 1 < layers || layers == self.config.layers;
             self.layer(layer, sequences, &positions, whole)?;
-            self.layer_seconds[layer] += begun.elapsed().as_secs_f64();
+            if self.layer_seconds.is_some() {
+                self.backend.finish()?;
+            }
+            if let Some(seconds) = &mut self.layer_seconds {
+                seconds[layer] += begun.elapsed().as_secs_f64();
+            }
         }
         if layers == self.config.layers {
             self.logits(&wanted_rows(sequences), logits)?;
@@ -328,6 +346,35 @@ impl<B: Backend> Engine<B> {
         let mut cell = vec![0; self.cell_bytes(tokens)];
         self.backend.gather_cell(&self.pool, pages, tokens, &mut cell)?;
         Ok(cell)
+    }
+
+    /// Copies one cell from its pages, packed by a codec on the way.
+    ///
+    /// # Errors
+    /// A page outside the pool, pages that are not f16, or another shape than theirs.
+    pub fn gather_packed(
+        &self,
+        pages: &[&[PageId]],
+        codec: Codec,
+        shape: &CellShape,
+    ) -> Result<Vec<u8>, Error> {
+        let mut packed = vec![0; shape.packed_bytes(codec)];
+        self.backend.gather_packed(&self.pool, pages, codec, shape, &mut packed)?;
+        Ok(packed)
+    }
+
+    /// Copies one packed cell to its pages.
+    ///
+    /// # Errors
+    /// As [`Engine::gather_packed`], or a cell of another length.
+    pub fn scatter_packed(
+        &mut self,
+        pages: &[&[PageId]],
+        codec: Codec,
+        shape: &CellShape,
+        packed: &[u8],
+    ) -> Result<(), Error> {
+        Ok(self.backend.scatter_packed(&mut self.pool, pages, codec, shape, packed)?)
     }
 
     /// Copies one cell to its pages.

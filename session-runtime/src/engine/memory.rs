@@ -1,6 +1,6 @@
-//! Refusing a model that does not fit in memory, before anything is allocated.
+//! Refusing a model that does not fit in the memory of its device, before anything is allocated.
 
-use kernels::backend::PoolSpec;
+use kernels::backend::{Backend, PoolSpec};
 
 use super::EngineOptions;
 use crate::error::{Error, ErrorKind};
@@ -10,18 +10,27 @@ use crate::models::{LoadedModel, Precision};
 ///
 /// # Errors
 /// `out_of_memory` with the bytes needed and available.
-pub(super) fn check(model: &LoadedModel, pool: PoolSpec, options: EngineOptions) -> Result<(), Error> {
+pub(super) fn check<B: Backend>(
+    backend: &B,
+    model: &LoadedModel,
+    pool: PoolSpec,
+    options: EngineOptions,
+) -> Result<(), Error> {
     let weights = weight_bytes(model);
     let pages = (pool.pages as u64).saturating_mul(pool.page_bytes() as u64);
     let activations = activation_bytes(model, options);
     let needed = weights.saturating_add(pages).saturating_add(activations);
-    match available() {
+    let (room, place, fix) = match backend.free_memory()? {
+        Some(free) => (Some(free), " of the GPU", ", or use the CPU with --device cpu"),
+        None => (available(), "", ""),
+    };
+    match room {
         Some(available) if needed > available => Err(Error::new(
             ErrorKind::Limit,
             "out_of_memory",
             format!(
-                "{needed} bytes of memory are needed (weights {weights}, KV pages {pages}, activations {activations}) \
-                 and {available} are available: lower the device budget or choose a smaller model"
+                "{needed} bytes of memory{place} are needed (weights {weights}, KV pages {pages}, activations \
+                 {activations}) and {available} are available: lower the device budget or choose a smaller model{fix}"
             ),
         )),
         _ => Ok(()),

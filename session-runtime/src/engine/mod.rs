@@ -45,10 +45,9 @@ pub fn open<B: Backend>(
     progress: &dyn Progress,
 ) -> Result<Engine<B>, Error> {
     let spec = pool_spec(&model.config, options.kv_type, options.budget_bytes)?;
-    memory::check(model, spec, options).map_err(|error| model.naming(error))?;
-    let source = model.path.display().to_string();
-    let weights =
-        Weights::load(backend.as_ref(), &model.weights, &model.config, options.kv_type, &source, progress)
-            .map_err(|error| model.naming(error))?;
+    memory::check(backend.as_ref(), model, spec, options).map_err(|error| model.naming(error))?;
+    let (source, file) = (model.path.display().to_string(), model.weights.as_ref());
+    let weights = Weights::load(backend.as_ref(), file, &model.config, options.kv_type, &source, progress)
+        .map_err(|error| model.naming(error))?;
     Engine::new(backend, model.config.clone(), weights, spec, options.context_length, options.step_rows)
 }

@@ -4,8 +4,8 @@ use kernels::backend::{Backend, KvType, MatrixSpec, Output, PoolSpec};
 use kernels::error::KernelError;
 
 use super::key_scales;
-use crate::error::{Error, ErrorKind};
-use crate::models::WeightFile;
+use crate::error::Error;
+use crate::models::TensorSource;
 use crate::models::architecture::{LayerTensors, ModelConfig, OUTPUT, OUTPUT_NORM, TOKEN_EMBD};
 use crate::models::progress::{Event, Progress, Stage};
 
@@ -52,14 +52,14 @@ pub struct Weights<B: Backend> {
 }
 
 impl<B: Backend> Weights<B> {
-    /// Repacks every tensor of a model file for the device, to be used with KV of `kv_type`. `progress` is told its
+    /// Repacks every tensor of a model for the device, to be used with KV of `kv_type`. `progress` is told its
     /// bytes, as those of `source`.
     ///
     /// # Errors
     /// A missing tensor, a wrong shape, or what the backend refuses; all name the tensor.
     pub fn load(
         backend: &B,
-        file: &WeightFile,
+        file: &dyn TensorSource,
         config: &ModelConfig,
         kv_type: KvType,
         source: &str,
@@ -118,7 +118,7 @@ impl<B: Backend> Weights<B> {
 
 struct Loader<'a, B: Backend> {
     backend: &'a B,
-    file: &'a WeightFile,
+    file: &'a dyn TensorSource,
     kv_type: KvType,
     bytes: usize,
     /// Bytes read of the file.
@@ -200,7 +200,7 @@ impl<B: Backend> Loader<'_, B> {
         let matrix = self.backend.load_matrix(&spec, &tensor.bytes).map_err(load_refused)?;
         self.bytes += self.backend.matrix_bytes(&matrix);
         self.done += tensor.bytes.len() as u64;
-        let total = self.file.file_bytes().max(self.done);
+        let total = self.file.stored_bytes().max(self.done);
         self.progress.bytes(self.source, Stage::Repacking, self.done, Some(total));
         Ok(matrix)
     }
@@ -229,7 +229,7 @@ fn load_refused(error: KernelError) -> Error {
         KernelError::NotFinite { .. } | KernelError::ByteCount { .. } => {
             Error::invalid("model_malformed", message)
         }
-        KernelError::OutOfMemory { .. } => Error::new(ErrorKind::Limit, "out_of_memory", message),
+        KernelError::OutOfMemory { .. } | KernelError::Device(_) => error.into(),
         _ => Error::invalid("model_unsupported", message),
     }
 }

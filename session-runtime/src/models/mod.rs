@@ -25,4 +25,4 @@ pub use gguf::{Gguf, TensorView};
 pub use load::{LoadedModel, Precision, digest_of, open, open_as};
 pub use template::{ChatTemplate, Frames, Message, Role};
 pub use tokenizer::{Piece, StreamDecoder, Tokenizer};
-pub use weights::WeightFile;
+pub use weights::{TensorSource, WeightFile};

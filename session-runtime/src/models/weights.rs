@@ -15,12 +15,29 @@ pub enum WeightFile {
     Checkpoint(Checkpoint),
 }
 
-impl WeightFile {
+/// Where the tensors of a model come from: its files, or numbers that are made up to measure with.
+pub trait TensorSource {
     /// A matrix as it goes to a device.
     ///
     /// # Errors
     /// `model_malformed` or `model_unsupported`, naming the tensor.
-    pub fn matrix(&self, name: &str) -> Result<StoredMatrix<'_>, Error> {
+    fn matrix(&self, name: &str) -> Result<StoredMatrix<'_>, Error>;
+
+    /// A tensor of few values (a norm or a bias), decoded.
+    ///
+    /// # Errors
+    /// `model_malformed` or `model_unsupported`, naming the tensor.
+    fn vector(&self, name: &str) -> Result<Vec<f32>, Error>;
+
+    /// The name under which a tensor is stored, for messages.
+    fn stored_name(&self, name: &str) -> String;
+
+    /// Bytes of all tensors as they are stored.
+    fn stored_bytes(&self) -> u64;
+}
+
+impl TensorSource for WeightFile {
+    fn matrix(&self, name: &str) -> Result<StoredMatrix<'_>, Error> {
         match self {
             WeightFile::Gguf(gguf) => {
                 let view = gguf.tensor(name)?;
@@ -31,25 +48,26 @@ impl WeightFile {
         }
     }
 
-    /// A tensor of few values (a norm or a bias), decoded.
-    ///
-    /// # Errors
-    /// `model_malformed` or `model_unsupported`, naming the tensor.
-    pub fn vector(&self, name: &str) -> Result<Vec<f32>, Error> {
+    fn vector(&self, name: &str) -> Result<Vec<f32>, Error> {
         match self {
             WeightFile::Gguf(gguf) => Ok(gguf.vector(name)?),
             WeightFile::Checkpoint(checkpoint) => Ok(checkpoint.vector(name)?),
         }
     }
 
-    /// The name under which a tensor is stored, for messages.
-    pub fn stored_name(&self, name: &str) -> String {
+    fn stored_name(&self, name: &str) -> String {
         match self {
             WeightFile::Gguf(_) => name.to_owned(),
             WeightFile::Checkpoint(checkpoint) => checkpoint.stored_name(name),
         }
     }
 
+    fn stored_bytes(&self) -> u64 {
+        self.file_bytes()
+    }
+}
+
+impl WeightFile {
     /// Bytes of the weights as they are stored.
     pub fn file_bytes(&self) -> u64 {
         match self {

@@ -9,6 +9,10 @@ use serde::{Deserialize, Serialize};
 /// The costs of one machine and model.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Costs {
+    /// The device that computing and loading from host memory were measured on, in its own words. Costs that were kept
+    /// before it was told lack it.
+    #[serde(default)]
+    device: String,
     /// Of computing.
     pub compute: ComputeCost,
     /// Of loading from disk.
@@ -20,7 +24,23 @@ pub struct Costs {
 
 impl Default for Costs {
     fn default() -> Self {
-        Self { compute: ComputeCost::default(), load: LoadCost::default(), host: LoadCost::of_memory() }
+        Self {
+            device: String::new(),
+            compute: ComputeCost::default(),
+            load: LoadCost::default(),
+            host: LoadCost::of_memory(),
+        }
+    }
+}
+
+impl Costs {
+    /// What is known of `device`, given what an earlier process kept: of another device only what its disk costs.
+    pub fn on(device: String, kept: Option<Self>) -> Self {
+        match kept {
+            Some(kept) if kept.device == device => kept,
+            Some(kept) => Self { device, load: kept.load, ..Self::default() },
+            None => Self { device, ..Self::default() },
+        }
     }
 }
 
@@ -174,6 +194,29 @@ mod tests {
         let cost = LoadCost::default();
         assert_eq!(cost.limited(Some(1_000_000)).seconds(0, 2_000_000), 2.0);
         assert_eq!(cost.limited(None).seconds(3, 1000), cost.seconds(3, 1000));
+    }
+
+    #[test]
+    fn of_another_device_only_the_disk_is_remembered() {
+        let mut kept = Costs::on("one".to_owned(), None);
+        for _ in 0..50 {
+            kept.compute.observe(64, 24, 100.0, 1.0);
+            kept.load.observe(1 << 20, 0.5);
+            kept.host.observe(1 << 20, 0.25);
+        }
+        let facts = |costs: &Costs| {
+            [
+                costs.compute.seconds(64, 24, 100.0),
+                costs.load.seconds(1, 1 << 20),
+                costs.host.seconds(1, 1 << 20),
+            ]
+        };
+        let same = Costs::on("one".to_owned(), Some(kept.clone()));
+        assert_eq!(facts(&same), facts(&kept));
+        let other = facts(&Costs::on("another".to_owned(), Some(kept.clone())));
+        let [compute, _, host] = facts(&Costs::default());
+        assert_eq!(other, [compute, facts(&kept)[1], host]);
+        assert_ne!(other[0], facts(&kept)[0]);
     }
 
     #[test]

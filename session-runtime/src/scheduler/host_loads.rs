@@ -52,15 +52,22 @@ impl<B: Backend> Worker<B> {
     }
 
     /// Brings what is ready, as far as `left` bytes of this round go. Whether more is ready.
-    pub(super) fn bring_from_host(&mut self, session: &str, run: &mut RestoreRun, left: &mut usize) -> bool {
+    pub(super) fn bring_from_host(
+        &mut self,
+        session: &str,
+        run: &mut RestoreRun,
+        left: &mut usize,
+    ) -> Result<bool, Error> {
         let fault = self.options.host_control.fault();
         loop {
             let begun = Instant::now();
-            let Some(next) = run.from_host.iter().position(|load| load.ready <= begun) else { return false };
+            let Some(next) = run.from_host.iter().position(|load| load.ready <= begun) else {
+                return Ok(false);
+            };
             if *left == 0 {
-                return true;
+                return Ok(true);
             }
-            let Some(HostLoad { chunk, layers, .. }) = run.from_host.remove(next) else { return false };
+            let Some(HostLoad { chunk, layers, .. }) = run.from_host.remove(next) else { return Ok(false) };
             let id = run.chunks[chunk].id;
             let mut bytes = 0;
             // Compute may have overtaken it.
@@ -75,6 +82,8 @@ impl<B: Backend> Worker<B> {
                 })
                 .collect();
             self.take_cells(session, run, chunk, Source::Host, cells);
+            // The device may still copy.
+            self.engine.finish()?;
             // What was claimed for this is on the device now, or will be recomputed.
             run.claims[chunk] = None;
             self.costs.host.observe(bytes, begun.elapsed().as_secs_f64());

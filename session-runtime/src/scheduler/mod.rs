@@ -12,6 +12,7 @@ mod host_control;
 mod host_loads;
 pub mod idle;
 mod lookup;
+mod loss;
 mod packing;
 mod port;
 mod resting;
@@ -27,9 +28,9 @@ mod tier;
 mod view;
 mod worker;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use kernels::backend::Backend;
@@ -215,6 +216,7 @@ pub struct Scheduler {
     inbox: SyncSender<Message>,
     thread: Option<JoinHandle<()>>,
     stopping: Arc<AtomicBool>,
+    lost: Arc<OnceLock<Error>>,
 }
 
 impl Scheduler {
@@ -238,15 +240,22 @@ impl Scheduler {
             // The scheduler may be gone already; its answers are then of no use.
             let _ = answers.send(Message::Tier(answer));
         })?;
-        let stop = Arc::clone(&stopping);
+        let lost = Arc::new(OnceLock::new());
+        let (stop, losing) = (Arc::clone(&stopping), Arc::clone(&lost));
         let thread = std::thread::Builder::new()
             .name("scheduler".into())
             .spawn(move || {
                 worker::Worker::new(engine, Box::new(tier), contract, options, clock, observer, stop)
+                    .telling_loss(losing)
                     .run(&messages);
             })
             .map_err(Error::internal)?;
-        Ok(Self { inbox, thread: Some(thread), stopping })
+        Ok(Self { inbox, thread: Some(thread), stopping, lost })
+    }
+
+    /// Why nothing runs on the device any more, if it is lost.
+    pub fn device_lost(&self) -> Option<Error> {
+        self.lost.get().cloned()
     }
 
     fn send(&self, command: Command) -> Result<(), Error> {

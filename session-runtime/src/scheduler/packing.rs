@@ -1,12 +1,12 @@
 //! Packing: cells of sessions that asked for a codec, on their way off the device and back. The unsealed tail stays as it is, so
 //! that the newest tokens have lost nothing.
 
-use kernels::backend::{Backend, KvType};
-use kernels::codec::{CellShape, pack, unpack};
+use kernels::backend::{Backend, KvType, PageId};
+use kernels::codec::CellShape;
 
-use super::host::CellBytes;
 use super::sequence::Sequence;
 use super::worker::Worker;
+use crate::engine::Engine;
 use crate::error::Error;
 use crate::kv::chunk::Chunk;
 use crate::kv::codec::KvCodec;
@@ -23,7 +23,7 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    fn cell_shape(&self, layer: usize, chunk: &Chunk) -> CellShape {
+    pub(super) fn cell_shape(&self, layer: usize, chunk: &Chunk) -> CellShape {
         let config = self.engine.config();
         let windowed = config.layer_kinds.get(layer).is_some_and(|kind| kind.window().is_some());
         let window_base = if windowed { config.window_rope_base } else { None };
@@ -37,33 +37,19 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    /// A cell as it leaves the device.
-    pub(super) fn pack_cell(
+    /// A cell as the tiers keep it, copied from its pages.
+    pub(super) fn take_cell(
         &self,
         codec: KvCodec,
         chunk: &Chunk,
         layer: usize,
-        cell: Vec<u8>,
+        pages: &[&[PageId]],
     ) -> Result<Vec<u8>, Error> {
         match codec.codec() {
-            Some(codec) if chunk.is_sealed() => Ok(pack(codec, &self.cell_shape(layer, chunk), &cell)?),
-            _ => Ok(cell),
-        }
-    }
-
-    /// A cell as the device takes it.
-    pub(super) fn unpack_cell(
-        &self,
-        codec: KvCodec,
-        chunk: &Chunk,
-        layer: usize,
-        cell: CellBytes,
-    ) -> Result<CellBytes, Error> {
-        match codec.codec() {
             Some(codec) if chunk.is_sealed() => {
-                Ok(CellBytes::new(unpack(codec, &self.cell_shape(layer, chunk), &cell)?))
+                self.engine.gather_packed(pages, codec, &self.cell_shape(layer, chunk))
             }
-            _ => Ok(cell),
+            _ => self.engine.gather_cell(pages, chunk.tokens),
         }
     }
 
@@ -73,5 +59,19 @@ impl<B: Backend> Worker<B> {
             Some(codec) if chunk.is_sealed() => self.cell_shape(0, chunk).packed_bytes(codec),
             _ => self.engine.cell_bytes(chunk.tokens),
         }
+    }
+}
+
+/// Copies a cell, as the tiers keep it, to its pages.
+pub(super) fn put_cell<B: Backend>(
+    engine: &mut Engine<B>,
+    codec: KvCodec,
+    shape: &CellShape,
+    pages: &[&[PageId]],
+    cell: &[u8],
+) -> Result<(), Error> {
+    match codec.codec() {
+        Some(codec) => engine.scatter_packed(pages, codec, shape, cell),
+        None => engine.scatter_cell(pages, shape.tokens, cell),
     }
 }

@@ -143,7 +143,7 @@ impl<B: Backend> Worker<B> {
     /// less. Never while someone waits.
     pub(super) fn prefetch_some(&mut self) {
         // One at a time: more of them would only share the tier.
-        if self.jobs.iter().any(|job| !matches!(job.phase, Phase::Running)) {
+        if self.lost.get().is_some() || self.jobs.iter().any(|job| !matches!(job.phase, Phase::Running)) {
             return;
         }
         let Some((price, session)) = self.next_return() else { return };

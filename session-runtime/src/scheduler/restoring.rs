@@ -9,12 +9,14 @@ use store::{CancelFlag, Lease};
 
 use super::host::{CellBytes, Claim};
 use super::host_loads::{HostLoad, ROUND_BYTES};
+use super::packing::put_cell;
 use super::sequence::Sequence;
 use super::tier::TierRequest;
 use super::worker::{Job, Phase, Purpose, Worker};
 use crate::engine::{LogitRows, SequenceRows};
 use crate::error::{Error, ErrorKind};
 use crate::kv::chunk::{CHUNK_TOKENS, CellId, Chunk, cell_id};
+use crate::kv::codec::KvCodec;
 use crate::kv::contract::Digest;
 use crate::kv::state::KvEvent;
 use crate::kv::table::Need;
@@ -274,7 +276,7 @@ impl<B: Backend> Worker<B> {
         let layers = self.engine.config().layers;
         let chunks_max = (self.engine.step_rows() / CHUNK_TOKENS).max(1);
         loop {
-            if self.bring_from_host(session, run, host_bytes) {
+            if self.bring_from_host(session, run, host_bytes)? {
                 return Ok(Advance::Under { worked: true });
             }
             let (compute, load) = (&self.costs.compute, self.load_costs());
@@ -309,7 +311,11 @@ impl<B: Backend> Worker<B> {
                     return Ok(Advance::Under { worked: true });
                 }
                 Action::Wait => return Ok(Advance::Under { worked: false }),
-                Action::Done => return Ok(Advance::Done),
+                Action::Done => {
+                    // What came last may still be on its way into pages.
+                    self.engine.finish()?;
+                    return Ok(Advance::Done);
+                }
             }
         }
     }
@@ -331,6 +337,8 @@ impl<B: Backend> Worker<B> {
         let sequence = self.sequences.get(session).ok_or_else(|| Error::no_session(session))?;
         let start = chunks[0].start;
         let rows: usize = chunks.iter().map(|chunk| chunk.tokens).sum();
+        // Cells that are still on their way are no time of this piece's.
+        self.engine.finish()?;
         let begun = self.clock.monotonic();
         let piece = SequenceRows {
             tokens: &sequence.tokens[start..start + rows],
@@ -339,6 +347,7 @@ impl<B: Backend> Worker<B> {
             logits: LogitRows::None,
         };
         self.engine.forward(&[piece], layers, &mut self.logits)?;
+        self.engine.finish()?;
         let seconds = self.since(begun);
         self.costs.compute.observe(rows, layers, start as f64 + rows as f64 / 2.0, seconds);
         self.tokens_computed += rows as u64;
@@ -386,13 +395,13 @@ impl<B: Backend> Worker<B> {
             let chunk = &run.chunks[index];
             for (layer, cell) in cells.into_iter().filter(|(layer, _)| *layer >= lowest) {
                 let pages = sequence.chunk_pages(chunk, layer as usize);
-                let cell = cell.and_then(|cell| {
-                    let unpacked = self.unpack_cell(sequence.codec, chunk, layer as usize, cell);
-                    unpacked.map_err(|error| error.to_string())
-                });
+                let shape = self.cell_shape(layer as usize, chunk);
+                // The unsealed tail is never packed.
+                let codec = if chunk.is_sealed() { sequence.codec } else { KvCodec::Raw };
                 let outcome = cell.and_then(|cell| {
                     let pages = pages.ok_or("no pages")?;
-                    self.engine.scatter_cell(&pages, chunk.tokens, &cell).map_err(|error| error.to_string())
+                    let put = put_cell(&mut self.engine, codec, &shape, &pages, &cell);
+                    put.map_err(|error| error.to_string())
                 });
                 if let Err(reason) = outcome {
                     refused.push((layer, reason));

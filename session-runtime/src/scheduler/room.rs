@@ -189,6 +189,7 @@ impl<B: Backend> Worker<B> {
             match self.save_chunk(session, chunk) {
                 Ok(saved) => bytes += saved,
                 Err(error) => {
+                    self.notice_loss(&error);
                     tracing::warn!(%session, %error, "cells not saved on eviction");
                     kept = false;
                     break;

@@ -63,6 +63,7 @@ impl<B: Backend> Worker<B> {
                 continue;
             };
             if let Err(error) = self.save_chunk(&session, chunk) {
+                self.notice_loss(&error);
                 tracing::warn!(%session, %error, "chunk not saved");
                 self.saver.sessions.pop_front();
             }
@@ -107,10 +108,7 @@ impl<B: Backend> Worker<B> {
         let (codec, contract) = (sequence.codec, sequence.contract);
         let cells = (0..self.engine.config().layers)
             .filter_map(|layer| Some((layer, sequence.chunk_pages(&chunk, layer)?)))
-            .map(|(layer, pages)| {
-                let cell = self.engine.gather_cell(&pages, chunk.tokens)?;
-                Ok((layer as u32, Arc::new(self.pack_cell(codec, &chunk, layer, cell)?)))
-            })
+            .map(|(layer, pages)| Ok((layer as u32, Arc::new(self.take_cell(codec, &chunk, layer, &pages)?))))
             .collect::<Result<Vec<_>, Error>>()?;
         let Some(sequence) = self.sequences.get_mut(session) else { return Ok(0) };
         let bytes: u64 = cells.iter().map(|(_, cell)| cell.len() as u64).sum();

@@ -76,8 +76,10 @@ impl<B: Backend> Worker<B> {
             return false;
         }
         self.speculate(&mut shares);
+        // What is still on its way to the device is no time of this step's.
+        let ready = self.engine.finish();
         let begun = self.clock.monotonic();
-        if let Err(error) = self.run_rows(&shares) {
+        if let Err(error) = ready.and_then(|()| self.run_rows(&shares)) {
             for share in &shares {
                 if let Some(index) = self.job(&share.session) {
                     self.fail_job(index, error.clone());
@@ -235,7 +237,10 @@ impl<B: Backend> Worker<B> {
         }
         self.logits.clear();
         let begun = self.clock.monotonic();
-        let outcome = self.engine.forward(&sequences, self.engine.config().layers, &mut self.logits);
+        let layers = self.engine.config().layers;
+        let forward = self.engine.forward(&sequences, layers, &mut self.logits);
+        // A device may have answered before it was done.
+        let outcome = forward.and_then(|()| self.engine.finish());
         self.forward_seconds += self.clock.monotonic().saturating_sub(begun).as_secs_f64();
         outcome
     }

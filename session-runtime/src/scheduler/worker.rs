@@ -1,9 +1,9 @@
 //! The scheduler's loop: messages in, one piece of work at a time.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kernels::backend::Backend;
@@ -121,6 +121,8 @@ pub(super) struct Worker<B: Backend> {
     pub forward_seconds: f64,
     pub gain: Gain,
     stopping: Arc<AtomicBool>,
+    /// Set where the device is lost.
+    pub lost: Arc<OnceLock<Error>>,
     pub last_tick: Duration,
 }
 
@@ -139,6 +141,7 @@ impl<B: Backend> Worker<B> {
         let config = engine.config();
         let windows = config.layer_kinds.iter().map(|kind| kind.window()).collect();
         let shape = Arc::new(TableShape::new(windows, config.kv_heads, engine.step_rows()));
+        let device = engine.backend().describe();
         let kept = tier.costs().and_then(|bytes| serde_json::from_slice(&bytes).ok());
         Self {
             contract_digest: contract.digest(),
@@ -157,7 +160,7 @@ impl<B: Backend> Worker<B> {
             sequences: HashMap::new(),
             jobs: VecDeque::new(),
             saver: Saver::default(),
-            costs: kept.unwrap_or_default(),
+            costs: Costs::on(device, kept),
             costs_kept: now,
             logits: Vec::new(),
             next_restore: 0,
@@ -169,8 +172,14 @@ impl<B: Backend> Worker<B> {
             forward_seconds: 0.0,
             gain: Gain::default(),
             stopping,
+            lost: Arc::default(),
             last_tick: now,
         }
+    }
+
+    /// Tells a lost device there as well.
+    pub(super) fn telling_loss(self, lost: Arc<OnceLock<Error>>) -> Self {
+        Self { lost, ..self }
     }
 
     /// Works until told to stop.
@@ -236,6 +245,7 @@ impl<B: Backend> Worker<B> {
         self.admit();
         worked |= self.restore_some();
         worked |= self.step();
+        self.settle_loss();
         self.settle();
         worked
     }
@@ -313,7 +323,7 @@ impl<B: Backend> Worker<B> {
             Some(sequence) if sequence.tokens.len() >= self.options.context_length => {
                 Some(context_exceeded(sequence.tokens.len(), self.options.context_length))
             }
-            Some(_) => None,
+            Some(_) => self.loss(),
         };
         let purpose = failure.map_or_else(
             || {
@@ -343,7 +353,7 @@ impl<B: Backend> Worker<B> {
             Some(sequence) if sequence.known == 0 => {
                 Some(Error::invalid("nothing_to_restore", format!("session '{session}' has no KV yet")))
             }
-            Some(_) => None,
+            Some(_) => self.loss(),
         };
         match failure {
             Some(error) => {
@@ -401,6 +411,7 @@ impl<B: Backend> Worker<B> {
 
     /// Ends a job with an error.
     pub(super) fn fail_job(&mut self, index: usize, error: Error) {
+        self.notice_loss(&error);
         match self.remove_job(index).map(|job| job.purpose) {
             Some(Purpose::Message { events, .. }) => {
                 let _ = events.send(GenerationEvent::Failed(error));

@@ -198,7 +198,8 @@ impl Session {
                     _ => TurnStatus::Failed,
                 };
                 tracing::warn!(session = %self.id, turn, code = %error.code, %error, "turn ended with an error");
-                (status, Some(TurnError { code: error.code.into_owned(), message: error.message }))
+                let Error { code, message, retryable, .. } = error;
+                (status, Some(TurnError { code: code.into_owned(), message, retryable }))
             }
         };
         self.host.scheduler.rest(&self.id, RestReason::EndOfTurn)?;

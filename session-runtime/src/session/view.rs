@@ -124,6 +124,9 @@ pub struct TurnError {
     pub code: String,
     /// One sentence.
     pub message: String,
+    /// Whether the same request can succeed later. Turns that ended before it was told lack it.
+    #[serde(default)]
+    pub retryable: bool,
 }
 
 /// A segment as clients see it.

@@ -110,7 +110,11 @@ async fn append(app: &App, session: &str, messages: &[Said]) -> Result<(), Probl
 /// The failure of a turn that did not complete.
 fn turn_problem(status: Option<TurnStatus>, error: Option<TurnError>) -> Problem {
     match (status, error) {
-        (_, Some(error)) => Problem::from_code(&error.code, &error.message),
+        (_, Some(error)) => {
+            let mut problem = Problem::from_code(&error.code, &error.message);
+            problem.retryable |= error.retryable;
+            problem
+        }
         (Some(TurnStatus::Cancelled), None) => {
             Problem::new(StatusCode::CONFLICT, "cancelled", "the turn was cancelled before it was complete")
         }

@@ -35,6 +35,7 @@ impl<B: Backend> Subject<'_, B> {
         let rows = SequenceRows { tokens: piece, start, tables: &self.table, logits };
         let layers = self.engine.config().layers;
         self.engine.forward(&[rows], layers, &mut out)?;
+        self.engine.finish()?;
         Ok(begun.elapsed().as_secs_f64())
     }
 

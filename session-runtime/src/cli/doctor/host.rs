@@ -1,4 +1,4 @@
-//! Checks of the machine: processor, backend, memory, port.
+//! Checks of the machine: processor, memory, port.
 
 use std::net::TcpListener;
 
@@ -20,11 +20,6 @@ pub(super) fn processor() -> Check {
         ),
         isa => Check::ok("processor", format!("{threads} threads, {} kernels", isa.name())),
     }
-}
-
-/// The device that will run the model.
-pub(super) fn backend() -> Check {
-    Check::ok("backend", "cpu: there is no CUDA backend in this build")
 }
 
 /// Whether model and KV fit in memory.

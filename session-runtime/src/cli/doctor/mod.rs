@@ -1,5 +1,6 @@
 //! `session-runtime doctor`: what could keep the runtime from working here, each with its fix.
 
+mod gpu;
 mod guests;
 mod host;
 mod storage;
@@ -60,7 +61,8 @@ impl Check {
 
 impl Doctor {
     pub(super) fn run(&self, options: &Options, handle: &Handle) -> Outcome {
-        let mut checks = vec![host::processor(), host::backend(), host::memory(options)];
+        let mut checks = vec![host::processor(), host::memory(options)];
+        checks.extend(gpu::checks(options)?);
         checks.extend(storage::model(options));
         checks.push(storage::data_directory(options)?);
         checks.push(storage::disk_space(options)?);

@@ -1,7 +1,8 @@
 //! A device that computes nothing: every operation takes the time that was measured of a real one, on a clock that moves
-//! only so, and every logit is zero. The forward pass, and everything above it, is the real one.
+//! only so, and every logit is zero. As a GPU does, it answers before it is done: time passes when something waits for it, so
+//! that whoever measures unfinished work measures nothing. The forward pass, and everything above it, is the real one.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use kernels::backend::{
@@ -46,10 +47,17 @@ pub(super) struct SimulatedDevice {
     pub clock: Arc<ManualClock>,
     pub cost: DeviceCost,
     pub layers: usize,
+    /// Seconds of work that nobody has waited for.
+    pub queued: Mutex<f64>,
 }
 
 impl SimulatedDevice {
-    fn pass(&self, seconds: f64) {
+    fn queue(&self, seconds: f64) {
+        *self.queued.lock().unwrap_or_else(PoisonError::into_inner) += seconds;
+    }
+
+    fn pass_queued(&self) {
+        let seconds = std::mem::take(&mut *self.queued.lock().unwrap_or_else(PoisonError::into_inner));
         self.clock.pass(Duration::try_from_secs_f64(seconds).unwrap_or_default());
     }
 }
@@ -151,7 +159,7 @@ impl Backend for SimulatedDevice {
             .map(|group| group.rows as f64 * (group.start as f64 + group.rows as f64 / 2.0))
             .sum();
         let whole = self.cost.step + self.cost.row * rows as f64 + self.cost.context * context;
-        self.pass(whole / self.layers as f64);
+        self.queue(whole / self.layers as f64);
         Ok(())
     }
 
@@ -168,11 +176,17 @@ impl Backend for SimulatedDevice {
     }
 
     fn gather_rows(&self, (): &(), rows: &[usize], (): &mut ()) -> Done {
-        self.pass(self.cost.logits * rows.len() as f64);
+        self.queue(self.cost.logits * rows.len() as f64);
+        Ok(())
+    }
+
+    fn finish(&self) -> Done {
+        self.pass_queued();
         Ok(())
     }
 
     fn read(&self, (): &(), _: usize, out: &mut [f32]) -> Done {
+        self.pass_queued();
         out.fill(0.0);
         Ok(())
     }
@@ -186,12 +200,13 @@ impl Backend for SimulatedDevice {
     }
 
     fn gather_cell(&self, (): &(), _: &[&[PageId]], _: usize, cell: &mut [u8]) -> Done {
-        self.pass(cell.len() as f64 / self.cost.copy_bytes_per_s);
+        self.queue(cell.len() as f64 / self.cost.copy_bytes_per_s);
+        self.pass_queued();
         Ok(())
     }
 
     fn scatter_cell(&self, (): &mut (), _: &[&[PageId]], _: usize, cell: &[u8]) -> Done {
-        self.pass(cell.len() as f64 / self.cost.copy_bytes_per_s);
+        self.queue(cell.len() as f64 / self.cost.copy_bytes_per_s);
         Ok(())
     }
 }

@@ -4,8 +4,8 @@
 mod device;
 mod disk;
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kernels::backend::{KvType, PAGE_TOKENS, RopePairing};
@@ -142,7 +142,12 @@ impl Simulation {
         let page_bytes = 2 * size_of::<u16>() * config.head_dim * PAGE_TOKENS;
         let budget = machine.device_tokens.div_ceil(PAGE_TOKENS) * LAYERS * page_bytes;
         let spec = crate::engine::pool_spec(&config, KvType::F16, budget as u64)?;
-        let device = SimulatedDevice { clock: Arc::clone(&clock), cost: machine.device, layers: LAYERS };
+        let device = SimulatedDevice {
+            clock: Arc::clone(&clock),
+            cost: machine.device,
+            layers: LAYERS,
+            queued: Mutex::default(),
+        };
         let weights = Weights::blank(&config);
         let context = options.context_length;
         let engine = Engine::new(Arc::new(device), config, weights, spec, context, machine.step_rows)?;
