@@ -14,6 +14,7 @@ mod failure;
 mod models;
 mod options;
 mod render;
+mod replay;
 mod run;
 mod serve;
 mod sessions;
@@ -57,6 +58,8 @@ enum Command {
     Demo(demo::Demo),
     /// Measures this build on this machine
     Bench(bench::Bench),
+    /// Runs the scheduler over a trace again, as it was or with another idle policy or other budgets, without a model
+    Replay(replay::Replay),
     /// Checks whether the metadata of a data directory can be opened
     #[command(hide = true)]
     StoreProbe {
@@ -103,6 +106,7 @@ fn dispatch(line: CommandLine) -> Outcome {
         Command::Doctor(doctor) => doctor.run(options, handle),
         Command::Demo(demo) => demo.run(options),
         Command::Bench(bench) => bench.run(options, handle),
+        Command::Replay(replay) => replay.run(options),
         Command::StoreProbe { .. } => Ok(()),
     }
 }

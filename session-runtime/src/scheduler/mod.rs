@@ -14,6 +14,7 @@ pub mod idle;
 mod lookup;
 mod packing;
 mod port;
+pub mod replay;
 mod resting;
 mod restoring;
 mod room;
@@ -24,6 +25,7 @@ mod sharing;
 pub mod simulation;
 mod stepping;
 mod tier;
+pub mod trace;
 mod view;
 mod worker;
 
@@ -84,6 +86,8 @@ pub struct SchedulerOptions {
     /// Seconds that a step may be predicted to take while sessions wait for their next token: it bounds the rows of a
     /// prompt that is read beside them.
     pub step_seconds: f64,
+    /// Where a trace is written.
+    pub trace: Option<trace::TraceOptions>,
 }
 
 /// What a message told while it was written.
@@ -221,7 +225,7 @@ impl Scheduler {
     /// Starts the thread with an engine and a store.
     ///
     /// # Errors
-    /// `host_budget_too_small`, or the thread cannot be started.
+    /// `host_budget_too_small`, `trace_exists`, `trace_unwritable`, or the thread cannot be started.
     pub fn start<B: Backend>(
         engine: Engine<B>,
         store: Store,
@@ -238,12 +242,13 @@ impl Scheduler {
             // The scheduler may be gone already; its answers are then of no use.
             let _ = answers.send(Message::Tier(answer));
         })?;
+        let surroundings = trace::Surroundings { tier: Box::new(tier), contract, options, clock, observer };
+        let (surroundings, recorder) = surroundings.traced(&engine)?;
         let stop = Arc::clone(&stopping);
         let thread = std::thread::Builder::new()
             .name("scheduler".into())
             .spawn(move || {
-                worker::Worker::new(engine, Box::new(tier), contract, options, clock, observer, stop)
-                    .run(&messages);
+                worker::Worker::new(engine, surroundings, recorder, stop).run(&messages);
             })
             .map_err(Error::internal)?;
         Ok(Self { inbox, thread: Some(thread), stopping })
