@@ -1,5 +1,5 @@
-//! Replays of traces. The replay of what was ([`exact`]) proves that a trace says everything that decides: the scheduler, fed
-//! from it, does the same again. The replay of what would have been ([`other`]) puts what sessions did on simulated time, and
+//! Replays of traces. The replay of what was (`exact`) proves that a trace says everything that decides: the scheduler, fed
+//! from it, does the same again. The replay of what would have been (`other`) puts what sessions did on simulated time, and
 //! chooses another policy or other budgets. Both run the real scheduler; neither has a model.
 
 mod counts;

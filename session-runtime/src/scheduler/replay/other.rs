@@ -142,6 +142,7 @@ pub(super) fn run(
         }
     }
     let stuck = run.all()?;
+    run.counter.counts.bytes_to_disk = run.simulation.bytes_written();
     Ok(Simulated {
         policy: choice.policy.as_str(),
         device_budget_bytes: spec.pages as u64 * spec.page_bytes() as u64,

@@ -14,7 +14,8 @@ use crate::kv::codec::KvCodec;
 use crate::restore::plan::RestoreMode;
 use crate::restore::report::RestoreReport;
 use crate::scheduler::simulation::{DeviceCost, DiskCost, Machine, Progress, Simulation};
-use crate::scheduler::trace::TraceOptions;
+use crate::scheduler::trace::tests::change;
+use crate::scheduler::trace::{Effect, TraceOptions};
 use crate::scheduler::{
     Command, GenerationEvent, HostControl, KvObserver, KvTransition, RestReason, SchedulerOptions,
     Speculation,
@@ -332,6 +333,7 @@ fn every_policy_runs_and_drop_keeps_nothing() {
         assert_eq!((what_if.policy, what_if.stuck), (policy.as_str(), 0));
         let kept = what_if.counts.evicted() - what_if.counts.drops;
         assert_eq!(kept == 0, policy == IdlePolicyName::Drop, "{what_if:?}");
+        assert_eq!(what_if.counts.bytes_to_disk == 0, policy == IdlePolicyName::Drop, "{what_if:?}");
     }
 }
 
@@ -380,4 +382,63 @@ fn a_packed_session_is_replayed_with_the_bytes_it_had() {
     let loaded = replay.replayed.bytes_from_host + replay.replayed.bytes_from_disk;
     assert_eq!(loaded, seen.bytes_from_host + seen.bytes_from_disk);
     assert!(loaded > 0 && loaded < 300 * TOKEN_BYTES / 2, "{loaded} bytes of packed cells");
+}
+
+/// What is wrong with the replay of a trace whose first record that `edit` changes was changed.
+fn changed(edit: fn(&mut Record) -> bool) -> Divergence {
+    let directory = tempfile::tempdir().unwrap();
+    let trace = directory.path().join("trace");
+    recorded(&setting(IdlePolicyName::Lru, 2), &trace);
+    let mut done = false;
+    change(&trace, |record| done = done || edit(record));
+    assert!(done, "nothing was changed");
+    let replay = replayed(&trace, WhatIf::default());
+    assert!(!replay.is_exact());
+    replay.divergence.unwrap()
+}
+
+#[test]
+fn a_trace_that_says_something_else_is_found() {
+    let bytes = changed(|record| match record.effects.first_mut() {
+        Some(Effect::Moved { bytes, .. }) => {
+            *bytes += 1;
+            true
+        }
+        _ => false,
+    });
+    assert!(bytes.what.contains("Moved"), "{bytes:?}");
+    let saved = changed(|record| match &mut record.cause {
+        Cause::Saved { refused: refused @ None } => {
+            *refused = Some("full".to_owned());
+            true
+        }
+        _ => false,
+    });
+    assert!(saved.what.contains("Saved"), "{saved:?}");
+    let time = changed(|record| record.cause == Cause::Turn && record.told.times_ns.pop().is_some());
+    assert!(time.what.contains("reads a time"), "{time:?}");
+    let token = changed(|record| {
+        let again = record.told.tokens.last().copied();
+        record.told.tokens.extend(again);
+        again.is_some()
+    });
+    assert!(token.what.contains("does not sample"), "{token:?}");
+    let answer = changed(|record| {
+        let asked = record.told.asked > 0;
+        record.told.asked = 0;
+        asked
+    });
+    assert!(answer.what.contains("asks the disk"), "{answer:?}");
+}
+
+#[test]
+fn a_trace_with_another_policy_in_its_header_is_another_run() {
+    // What proves that the counts come from the policy and not from the record.
+    let directory = tempfile::tempdir().unwrap();
+    let trace = directory.path().join("trace");
+    recorded(&setting(IdlePolicyName::Declared, 4), &trace);
+    let mut reader = TraceReader::open(&trace).unwrap();
+    let mut header = reader.header().clone();
+    "drop".clone_into(&mut header.options.idle_policy);
+    assert!(read(&mut reader, &header, false).unwrap().divergence.is_some());
 }

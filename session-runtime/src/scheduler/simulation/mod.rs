@@ -290,6 +290,11 @@ impl Simulation {
         self.worker.device()
     }
 
+    /// Bytes of cells that the tier was given.
+    pub(super) fn bytes_written(&self) -> u64 {
+        self.disk.written()
+    }
+
     /// Whether nothing is left to do but what the clock brings.
     pub fn is_quiet(&self) -> bool {
         self.worker.jobs.is_empty() && self.worker.saver.is_idle()

@@ -134,4 +134,4 @@ impl TracedOptions {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

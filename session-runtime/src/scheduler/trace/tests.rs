@@ -154,6 +154,18 @@ fn a_length_that_is_not_there_takes_no_memory() {
     assert_eq!(read(&bytes), (Vec::new(), TraceEnd::Cut { bytes: 44 }));
 }
 
+/// Writes the trace in a file anew, with its records changed.
+pub(in crate::scheduler) fn change(path: &Path, mut change: impl FnMut(&mut Record)) {
+    let mut trace = TraceReader::open(path).unwrap();
+    let mut bytes = head();
+    frame(trace.header(), &mut bytes).unwrap();
+    while let Some(mut record) = trace.next_record() {
+        change(&mut record);
+        frame(&record, &mut bytes).unwrap();
+    }
+    std::fs::write(path, bytes).unwrap();
+}
+
 /// A file that takes so many bytes.
 #[derive(Clone, Default)]
 struct Full {
