@@ -111,6 +111,8 @@ pub struct Config {
     pub throttle: Throttle,
     /// Throttle of the host tier.
     pub host_throttle: Throttle,
+    /// File to which the scheduler writes a trace for `session-runtime replay`; it must not exist.
+    pub trace: Option<PathBuf>,
     /// Keeps this runtime's saved KV apart from that of others with another salt.
     pub tenant_salt: String,
     /// Command that opens the data directory's index in a process of its own, so that a damaged index
@@ -148,6 +150,7 @@ impl Default for Config {
             sessions: SessionLimits::default(),
             throttle: Throttle::default(),
             host_throttle: Throttle::default(),
+            trace: None,
             tenant_salt: String::new(),
             probe: None,
         }

@@ -19,6 +19,7 @@ use crate::models::progress::{Listener, Silent};
 use crate::models::{LoadedModel, ModelConfig};
 use crate::restore::plan::RestoreMode;
 use crate::restore::report::RestoreReport;
+use crate::scheduler::trace::TraceOptions;
 use crate::scheduler::{DeviceView, HostControl, HostView, Scheduler, SchedulerOptions};
 use crate::seams::Seams;
 use crate::session::driver::{Drivers, PlainChat, TurnDriver};
@@ -136,8 +137,8 @@ impl Runtime {
     ///
     /// # Errors
     /// `config_invalid`, `data_dir_in_use`, `data_dir_newer`, `model_not_found`, `model_unsupported`,
-    /// `out_of_memory`, `device_unavailable`, `device_budget_too_small`, `host_budget_too_small` and others, each with its
-    /// fix.
+    /// `out_of_memory`, `device_unavailable`, `device_budget_too_small`, `host_budget_too_small`, `trace_exists`,
+    /// `trace_unwritable` and others, each with its fix.
     pub async fn open(config: Config) -> Result<Self, Error> {
         Self::open_telling(config, Arc::new(Silent)).await
     }
@@ -229,6 +230,7 @@ impl Runtime {
                 host_budget_bytes: config.host_budget_bytes,
                 host_control: host_control.clone(),
                 step_seconds: config.step_time.as_secs_f64(),
+                trace: config.trace.clone().map(|file| TraceOptions { file, model: config.model.clone() }),
             },
             Arc::clone(&clock),
             Box::new(JournalObserver { sessions: Arc::clone(&sessions) }),

@@ -60,6 +60,7 @@ pub(super) fn measure<B: Backend>(
             host_budget_bytes: 0,
             host_control: HostControl::default(),
             step_seconds: 1.0,
+            trace: None,
         };
         let clock = Arc::new(store::SystemClock::default());
         let scheduler = Scheduler::start(engine, store, contract, options, clock, Box::new(Unobserved))?;

@@ -74,6 +74,6 @@ impl Bench {
         };
         let (case, metric, value, unit, n) =
             (&figure.case, figure.metric, figure.value, figure.unit, figure.n);
-        print_line(format_args!("{case:<36} {metric:<20} {value:>12.2} {unit:<10} n={n}{against}"))
+        print_line(format_args!("{case:<36} {metric:<24} {value:>12.2} {unit:<10} n={n}{against}"))
     }
 }

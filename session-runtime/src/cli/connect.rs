@@ -38,6 +38,12 @@ impl Connection {
     pub(super) fn open(options: &Options, handle: &Handle, granted: &[PathBuf]) -> Outcome<Self> {
         let dir = options.data_dir()?;
         match store::holder(&dir) {
+            Some(store::Holder { address: Some(address), .. }) if options.trace.is_some() => {
+                Err(Failure::new(format!(
+                    "the server at {address} does the work, and --trace writes what this process does: start that server with \
+                     --trace, or stop it"
+                )))
+            }
             Some(store::Holder { address: Some(address), .. }) => {
                 let client = Client::new(address);
                 check_model(&client, options)?;

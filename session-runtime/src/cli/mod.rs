@@ -15,6 +15,7 @@ mod gpu_check;
 mod models;
 mod options;
 mod render;
+mod replay;
 mod run;
 mod serve;
 mod sessions;
@@ -61,6 +62,8 @@ enum Command {
     /// Finds out whether a GPU computes the right numbers here, and how fast
     #[command(hide = true)]
     GpuCheck(gpu_check::GpuCheck),
+    /// Runs the scheduler over a trace again, as it was or with another idle policy or other budgets, without a model
+    Replay(replay::Replay),
     /// Checks whether the metadata of a data directory can be opened
     #[command(hide = true)]
     StoreProbe {
@@ -108,6 +111,7 @@ fn dispatch(line: CommandLine) -> Outcome {
         Command::Demo(demo) => demo.run(options),
         Command::Bench(bench) => bench.run(options, handle),
         Command::GpuCheck(check) => check.run(options, handle),
+        Command::Replay(replay) => replay.run(options),
         Command::StoreProbe { .. } => Ok(()),
     }
 }

@@ -53,10 +53,10 @@ pub(super) struct Options {
     no_sharing: bool,
     /// Memory for KV, such as 256MiB [default: 1GiB]
     #[arg(long, global = true, value_name = "BYTES")]
-    device_budget: Option<Bytes>,
+    pub(super) device_budget: Option<Bytes>,
     /// Host memory for saved KV, from where it comes back sooner than from disk; 0 keeps none there [default: 256MiB]
     #[arg(long, global = true, value_name = "BYTES")]
-    host_budget: Option<Bytes>,
+    pub(super) host_budget: Option<Bytes>,
     /// Disk space for saved KV, such as 4GiB [default: 16GiB]
     #[arg(long, global = true, value_name = "BYTES")]
     disk_quota: Option<Bytes>,
@@ -71,13 +71,16 @@ pub(super) struct Options {
     /// long each tool takes), declared (believes what tools declare), fixed (kept until its TTL), lru or drop (baselines)
     /// [default: tool_history]
     #[arg(long, global = true, value_name = "NAME")]
-    idle_policy: Option<IdlePolicyName>,
+    pub(super) idle_policy: Option<IdlePolicyName>,
     /// Slows reads of saved KV on disk to this many bytes per second
     #[arg(long, global = true, value_name = "BYTES")]
     throttle_disk: Option<Bytes>,
     /// Slows reads of saved KV in host memory to this many bytes per second
     #[arg(long, global = true, value_name = "BYTES")]
     throttle_host: Option<Bytes>,
+    /// New file for a trace of what the scheduler does, which `replay` reads; it holds no text and no token
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(super) trace: Option<PathBuf>,
     /// Directory of agents and tools (NAME.wasm); may be repeated [default: guests beside the program, in the folder
     /// above it, and in the data directory]
     #[arg(long, global = true, value_name = "DIR")]
@@ -128,6 +131,7 @@ impl Options {
             model: self.model_name().to_owned(),
             guests: self.guest_dirs()?,
             probe,
+            trace: self.trace.clone(),
             ..Config::default()
         };
         if let Some(precision) = self.quantise {

@@ -27,6 +27,15 @@ impl KvCodec {
         }
     }
 
+    /// Its name: `raw`, `int8` or `int4`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
+        }
+    }
+
     /// Its number in the headers of saved cells.
     pub fn number(self) -> u8 {
         match self {

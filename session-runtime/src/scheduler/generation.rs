@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::lookup;
 use super::view::Finish;
 use crate::engine::sampler::{PENALTY_WINDOW, SamplingParams, sample};
 use crate::error::Error;
@@ -36,6 +37,18 @@ pub(super) enum Outcome {
     End { text: String, finish: Finish },
 }
 
+/// Where the tokens of a message come from.
+pub(super) trait TokenSource: Send {
+    /// Whether the message is over before a further token.
+    fn over(&mut self) -> Option<Finish>;
+    /// Text that was held back, once the message is over.
+    fn rest(&mut self) -> String;
+    /// Chooses the next token from the logits after `history`.
+    fn next(&mut self, logits: &mut [f32], history: &[u32]) -> Result<Outcome, Error>;
+    /// Tokens that may follow `history`; each is worth a row of the next step.
+    fn guess(&mut self, history: &[u32]) -> Vec<u32>;
+}
+
 /// State of a message between two tokens.
 pub(super) struct Generation {
     sampling: SamplingParams,
@@ -66,8 +79,29 @@ impl Generation {
         Ok(generation)
     }
 
-    /// Whether the message is over before a further token.
-    pub(super) fn over(&mut self) -> Option<Finish> {
+    /// Takes a token into the message; the text that can be shown, and whether a stop text appeared.
+    fn take(&mut self, id: u32) -> Result<(String, bool), Error> {
+        if let Some(constraint) = &mut self.constraint {
+            constraint.accept(id)?;
+        }
+        if let Some(tokenizer) = &self.tokenizer
+            && let Some(text) = self.decoder.push(tokenizer, id)
+        {
+            self.held.push_str(&text);
+        }
+        let found = self.stop.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
+        if let Some(at) = found {
+            self.held.truncate(at);
+            return Ok((std::mem::take(&mut self.held), true));
+        }
+        let keep = self.stop.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);
+        let shown = self.held.len() - keep;
+        Ok((self.held.drain(..shown).collect(), false))
+    }
+}
+
+impl TokenSource for Generation {
+    fn over(&mut self) -> Option<Finish> {
         if self.left == 0 {
             return Some(Finish::MaxTokens);
         }
@@ -77,15 +111,13 @@ impl Generation {
             .then_some(Finish::ConstraintComplete)
     }
 
-    /// Text that was held back, once the message is over.
-    pub(super) fn rest(&mut self) -> String {
+    fn rest(&mut self) -> String {
         let mut text = std::mem::take(&mut self.held);
         text.extend(self.decoder.finish());
         text
     }
 
-    /// Chooses the next token from the logits after `history`.
-    pub(super) fn next(&mut self, logits: &mut [f32], history: &[u32]) -> Result<Outcome, Error> {
+    fn next(&mut self, logits: &mut [f32], history: &[u32]) -> Result<Outcome, Error> {
         let mask = match &mut self.constraint {
             Some(constraint) => Some(constraint.allowed()?),
             None => None,
@@ -111,24 +143,8 @@ impl Generation {
         }
     }
 
-    /// Takes a token into the message; the text that can be shown, and whether a stop text appeared.
-    fn take(&mut self, id: u32) -> Result<(String, bool), Error> {
-        if let Some(constraint) = &mut self.constraint {
-            constraint.accept(id)?;
-        }
-        if let Some(tokenizer) = &self.tokenizer
-            && let Some(text) = self.decoder.push(tokenizer, id)
-        {
-            self.held.push_str(&text);
-        }
-        let found = self.stop.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
-        if let Some(at) = found {
-            self.held.truncate(at);
-            return Ok((std::mem::take(&mut self.held), true));
-        }
-        let keep = self.stop.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);
-        let shown = self.held.len() - keep;
-        Ok((self.held.drain(..shown).collect(), false))
+    fn guess(&mut self, history: &[u32]) -> Vec<u32> {
+        lookup::guess(history).to_vec()
     }
 }
 

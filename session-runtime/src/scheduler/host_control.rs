@@ -2,7 +2,7 @@
 //! transfers share.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use store::{Throttle, TierFault};
 
@@ -40,19 +40,25 @@ impl HostControl {
     pub fn fault(&self) -> TierFault {
         self.settings().fault
     }
+
+    /// Makes the tier as another one is made.
+    pub(super) fn follow(&self, other: &Self) {
+        let settings = *other.settings();
+        *self.settings() = settings;
+    }
 }
 
 /// When transfers end.
 #[derive(Debug, Default)]
 pub(super) struct HostPipe {
     throttle: Throttle,
-    /// When the pipe is free again.
-    free: Option<Instant>,
+    /// When the pipe is free again, on the monotonic clock.
+    free: Option<Duration>,
 }
 
 impl HostPipe {
-    /// When a transfer of `bytes` that is asked for now ends.
-    pub(super) fn ready(&mut self, control: &HostControl, bytes: usize, now: Instant) -> Instant {
+    /// When a transfer of `bytes` that is asked for now ends. Times are those of the monotonic clock.
+    pub(super) fn ready(&mut self, control: &HostControl, bytes: usize, now: Duration) -> Duration {
         let Settings { throttle, fault } = *control.settings();
         if throttle != self.throttle {
             *self = Self { throttle, free: None };
@@ -79,7 +85,7 @@ mod tests {
     #[test]
     fn transfers_share_the_pipe_and_latency_is_added_to_each() {
         let control = HostControl::default();
-        let (mut pipe, now) = (HostPipe::default(), Instant::now());
+        let (mut pipe, now) = (HostPipe::default(), Duration::from_secs(3));
         let mut after = |bytes| pipe.ready(&control, bytes, now) - now;
         assert_eq!(after(1 << 40), Duration::ZERO);
         let latency = Duration::from_millis(5);

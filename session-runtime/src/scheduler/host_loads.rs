@@ -1,7 +1,7 @@
 //! Loads from host memory: done by the scheduler itself, a bounded number of bytes a round, so that sessions that decode
 //! are not kept waiting.
 
-use std::time::Instant;
+use std::time::Duration;
 
 use kernels::backend::Backend;
 
@@ -22,7 +22,8 @@ pub(super) const ROUND_BYTES: usize = 16 << 20;
 pub(super) struct HostLoad {
     chunk: usize,
     layers: Vec<u32>,
-    ready: Instant,
+    /// When it is there, on the monotonic clock.
+    ready: Duration,
 }
 
 /// Refuses a budget that is not 0 and could hold no chunk.
@@ -47,7 +48,7 @@ impl<B: Backend> Worker<B> {
     /// Asks host memory for cells of a chunk.
     pub(super) fn ask_host(&mut self, run: &mut RestoreRun, chunk: usize, layers: Vec<u32>) {
         let bytes = layers.len() * self.engine.cell_bytes(run.chunks[chunk].tokens);
-        let ready = self.host_pipe.ready(&self.options.host_control, bytes, Instant::now());
+        let ready = self.host_pipe.ready(&self.options.host_control, bytes, self.clock.monotonic());
         run.from_host.push_back(HostLoad { chunk, layers, ready });
     }
 
@@ -60,7 +61,7 @@ impl<B: Backend> Worker<B> {
     ) -> Result<bool, Error> {
         let fault = self.options.host_control.fault();
         loop {
-            let begun = Instant::now();
+            let begun = self.clock.monotonic();
             let Some(next) = run.from_host.iter().position(|load| load.ready <= begun) else {
                 return Ok(false);
             };
@@ -86,7 +87,8 @@ impl<B: Backend> Worker<B> {
             self.engine.finish()?;
             // What was claimed for this is on the device now, or will be recomputed.
             run.claims[chunk] = None;
-            self.costs.host.observe(bytes, begun.elapsed().as_secs_f64());
+            let seconds = self.since(begun);
+            self.costs.host.observe(bytes, seconds);
             *left = left.saturating_sub(bytes);
         }
     }

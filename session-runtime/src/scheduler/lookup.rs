@@ -30,6 +30,17 @@ pub enum Speculation {
     Off,
 }
 
+impl Speculation {
+    /// Its name.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Always => "always",
+            Self::Off => "off",
+        }
+    }
+}
+
 impl FromStr for Speculation {
     type Err = String;
 

@@ -15,6 +15,7 @@ mod lookup;
 mod loss;
 mod packing;
 mod port;
+pub mod replay;
 mod resting;
 mod restoring;
 mod room;
@@ -25,6 +26,7 @@ mod sharing;
 pub mod simulation;
 mod stepping;
 mod tier;
+pub mod trace;
 mod view;
 mod worker;
 
@@ -85,6 +87,8 @@ pub struct SchedulerOptions {
     /// Seconds that a step may be predicted to take while sessions wait for their next token: it bounds the rows of a
     /// prompt that is read beside them.
     pub step_seconds: f64,
+    /// Where a trace is written.
+    pub trace: Option<trace::TraceOptions>,
 }
 
 /// What a message told while it was written.
@@ -223,7 +227,7 @@ impl Scheduler {
     /// Starts the thread with an engine and a store.
     ///
     /// # Errors
-    /// `host_budget_too_small`, or the thread cannot be started.
+    /// `host_budget_too_small`, `trace_exists`, `trace_unwritable`, or the thread cannot be started.
     pub fn start<B: Backend>(
         engine: Engine<B>,
         store: Store,
@@ -241,13 +245,13 @@ impl Scheduler {
             let _ = answers.send(Message::Tier(answer));
         })?;
         let lost = Arc::new(OnceLock::new());
+        let surroundings = trace::Surroundings { tier: Box::new(tier), contract, options, clock, observer };
+        let (surroundings, recorder) = surroundings.traced(&engine)?;
         let (stop, losing) = (Arc::clone(&stopping), Arc::clone(&lost));
         let thread = std::thread::Builder::new()
             .name("scheduler".into())
             .spawn(move || {
-                worker::Worker::new(engine, Box::new(tier), contract, options, clock, observer, stop)
-                    .telling_loss(losing)
-                    .run(&messages);
+                worker::Worker::new(engine, surroundings, recorder, stop).telling_loss(losing).run(&messages);
             })
             .map_err(Error::internal)?;
         Ok(Self { inbox, thread: Some(thread), stopping, lost })

@@ -55,8 +55,8 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    /// What the policy is told of a session whose KV has `bytes` bytes on the device, or would have.
-    fn resting<'a>(&self, sequence: &'a Sequence, bytes: u64) -> Resting<'a> {
+    /// What the policy is told at `now` of a session whose KV has `bytes` bytes on the device, or would have.
+    fn resting<'a>(&self, sequence: &'a Sequence, bytes: u64, now: Duration) -> Resting<'a> {
         let layers = self.engine.config().layers;
         let tokens = sequence.known.max(sequence.computed);
         let token_bytes = layers * self.engine.cell_bytes(1);
@@ -72,7 +72,7 @@ impl<B: Backend> Worker<B> {
             .map_or_else(|| Duration::from_millis(sequence.last_used_ms), |rest| rest.since);
         Resting {
             reason: sequence.rest.as_ref().map_or(&RestReason::EndOfTurn, |rest| &rest.reason),
-            rested: self.clock.monotonic().saturating_sub(begun).as_secs_f64(),
+            rested: now.saturating_sub(begun).as_secs_f64(),
             bytes,
             restore_seconds: if saves { recompute.min(move_seconds) } else { recompute },
             save_seconds: load.seconds(0, unsaved * token_bytes),
@@ -82,16 +82,16 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    /// What the policy is told of a session on the device.
-    fn resident(&self, sequence: &Sequence) -> (f64, f64, f64) {
+    /// What the policy says of a session on the device: its price, its deadline, and how long it has rested.
+    fn resident(&self, sequence: &Sequence, now: Duration) -> (f64, f64, f64) {
         let pages = sequence.table.all().count() - sequence.table.shared_pages(&self.pool);
-        let resting = self.resting(sequence, (pages * self.engine.pool_spec().page_bytes()) as u64);
+        let resting = self.resting(sequence, (pages * self.engine.pool_spec().page_bytes()) as u64, now);
         (self.policy.price(&resting), self.policy.deadline(&resting), resting.rested)
     }
 
     /// What keeping a session on the device is worth.
-    pub(super) fn price(&self, sequence: &Sequence) -> f64 {
-        self.resident(sequence).0
+    pub(super) fn price(&self, sequence: &Sequence, now: Duration) -> f64 {
+        self.resident(sequence, now).0
     }
 
     /// Evicts sessions whose soft TTL has passed and, where the device is nearly full, the cheapest of those that are
@@ -120,12 +120,13 @@ impl<B: Backend> Worker<B> {
         if excess == 0 {
             return;
         }
+        let now = self.clock.monotonic();
         let mut idle: Vec<(f64, Arc<str>)> = self
             .sequences
             .values()
             .filter(|sequence| sequence.is_idle() && self.job(&sequence.id).is_none())
             .filter_map(|sequence| {
-                let (price, deadline, rested) = self.resident(sequence);
+                let (price, deadline, rested) = self.resident(sequence, now);
                 (rested >= deadline).then(|| (price, Arc::clone(&sequence.id)))
             })
             .collect();
@@ -176,6 +177,7 @@ impl<B: Backend> Worker<B> {
 
     /// The dearest of the sessions whose KV left and should be on its way back by now.
     fn next_return(&self) -> Option<(f64, Arc<str>)> {
+        let now = self.clock.monotonic();
         let due = |sequence: &Sequence| {
             if sequence.state != KvState::Evicted
                 || sequence.rest.as_ref().is_none_or(|rest| rest.prefetched)
@@ -184,7 +186,7 @@ impl<B: Backend> Worker<B> {
                 return None;
             }
             let bytes = sequence.known * self.engine.cell_bytes(1) * self.engine.config().layers;
-            let resting = self.resting(sequence, bytes as u64);
+            let resting = self.resting(sequence, bytes as u64, now);
             let at = self.policy.prefetch(&resting)?;
             (resting.rested >= at).then(|| self.policy.price(&resting))
         };

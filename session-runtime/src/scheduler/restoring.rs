@@ -212,6 +212,7 @@ impl<B: Backend> Worker<B> {
             _ => false,
         };
         while let Some(index) = self.jobs.iter().position(unwanted) {
+            self.trace.unwanted(&self.jobs[index].session);
             let nobody = Error::new(ErrorKind::Conflict, "cancelled", "nobody waits for the restore");
             self.fail_job(index, nobody);
         }

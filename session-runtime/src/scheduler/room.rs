@@ -154,13 +154,14 @@ impl<B: Backend> Worker<B> {
     /// Who may be evicted and what keeping each is worth, the cheapest first: those without a job before those that
     /// wait, then by the price of the idle policy.
     pub(super) fn victims(&self, keep: &str) -> Vec<(f64, Arc<str>)> {
+        let now = self.clock.monotonic();
         let mut victims: Vec<_> = self
             .sequences
             .values()
             .filter(|sequence| {
                 &*sequence.id != keep && !sequence.table.is_empty() && self.is_evictable(&sequence.id)
             })
-            .map(|sequence| (self.job(&sequence.id).is_some(), self.price(sequence), sequence))
+            .map(|sequence| (self.job(&sequence.id).is_some(), self.price(sequence, now), sequence))
             .collect();
         victims.sort_by(|(waits, price, sequence), (other_waits, other_price, other)| {
             waits

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use kernels::backend::Backend;
 
 use super::generation::Outcome;
-use super::lookup;
 use super::sequence::Sequence;
+use super::trace::Taken;
 use super::worker::{Phase, Purpose, Worker};
-use super::{Finish, GenerationEvent};
+use super::{Finish, GenerationEvent, Speculation};
 use crate::engine::{LogitRows, SequenceRows};
 use crate::error::Error;
 use crate::kv::pool::PagePool;
@@ -23,8 +23,8 @@ struct Share {
     guess: Vec<u32>,
 }
 
-/// What the logits of a session led to.
-enum Taken {
+/// What a row of logits led to.
+enum Row {
     /// The token belongs to the history; the message goes on.
     Token(u32),
     /// The message is over.
@@ -111,7 +111,10 @@ impl<B: Backend> Worker<B> {
                 _ => None,
             };
             match over {
-                Some((finish, text)) => self.finish_message(index, finish, text),
+                Some((finish, text)) => {
+                    self.trace.no_token(&self.jobs[index].session, Taken::Over);
+                    self.finish_message(index, finish, text);
+                }
                 None => index += 1,
             }
         }
@@ -183,10 +186,18 @@ impl<B: Backend> Worker<B> {
     /// Adds a guess of the next tokens where one session decodes alone.
     fn speculate(&mut self, shares: &mut [Share]) {
         let [Share { session, rows: 1, guess }] = shares else { return };
+        if self.options.speculation == Speculation::Off {
+            return;
+        }
+        let Some(index) = self.job(session) else { return };
+        let Purpose::Message { generation, .. } = &mut self.jobs[index].purpose else { return };
         let Some(sequence) = self.sequences.get(session) else { return };
         let room = self.options.context_length.saturating_sub(sequence.tokens.len());
-        let found = lookup::guess(&sequence.tokens);
-        let found = found[..found.len().min(room).min(self.engine.step_rows() - 1)].to_vec();
+        let mut found = generation.guess(&sequence.tokens);
+        if !found.is_empty() {
+            self.trace.guessed(session, found.len());
+        }
+        found.truncate(room.min(self.engine.step_rows() - 1));
         let end = sequence.tokens.len() + found.len();
         if found.is_empty() || !self.gain.wanted(self.options.speculation) {
             return;
@@ -278,8 +289,9 @@ impl<B: Backend> Worker<B> {
                 }
                 tokens += 1;
                 going = match self.take_row(share, row) {
-                    Taken::Token(id) if guess.next() == Some(id) => {
+                    Row::Token(id) if guess.next() == Some(id) => {
                         // The guess was right: its row is this token's.
+                        self.trace.guessed_right();
                         if let Some(sequence) = self.sequences.get_mut(&share.session) {
                             advance(sequence, &mut self.pool, 1);
                         }
@@ -296,13 +308,13 @@ impl<B: Backend> Worker<B> {
     }
 
     /// Samples from one session's logits.
-    fn take_row(&mut self, share: &Share, logits: &mut [f32]) -> Taken {
-        let Some(index) = self.job(&share.session) else { return Taken::Over };
+    fn take_row(&mut self, share: &Share, logits: &mut [f32]) -> Row {
+        let Some(index) = self.job(&share.session) else { return Row::Over };
         let job = &mut self.jobs[index];
         let (Purpose::Message { generation, events, started, input_tokens }, Some(sequence)) =
             (&mut job.purpose, self.sequences.get_mut(&share.session))
         else {
-            return Taken::Over;
+            return Row::Over;
         };
         if !*started {
             *started = true;
@@ -310,6 +322,7 @@ impl<B: Backend> Worker<B> {
             let input_tokens = *input_tokens as u64;
             let cached_tokens = input_tokens.saturating_sub(job.computed_tokens);
             self.tokens_reused += cached_tokens;
+            self.trace.started(&share.session, input_tokens, cached_tokens);
             let _ = events.send(GenerationEvent::Started { input_tokens, cached_tokens });
         }
         match generation.next(logits, &sequence.tokens) {
@@ -317,24 +330,32 @@ impl<B: Backend> Worker<B> {
                 sequence.tokens.push(id);
                 let full = sequence.tokens.len() >= self.options.context_length;
                 let gone = events.send(GenerationEvent::Token { id, text }).is_err();
+                self.trace.token(&share.session, id, if gone { Taken::Unheard } else { Taken::Token });
                 if full {
                     let text = generation.rest();
                     self.finish_message(index, Finish::MaxTokens, text);
                 } else if gone {
                     self.finish_message(index, Finish::Cancelled, String::new());
                 } else {
-                    return Taken::Token(id);
+                    return Row::Token(id);
                 }
             }
             Ok(Outcome::Last { id, text, finish }) => {
                 sequence.tokens.push(id);
+                self.trace.token(&share.session, id, Taken::Last);
                 let _ = events.send(GenerationEvent::Token { id, text });
                 self.finish_message(index, finish, String::new());
             }
-            Ok(Outcome::End { text, finish }) => self.finish_message(index, finish, text),
-            Err(error) => self.fail_job(index, error),
+            Ok(Outcome::End { text, finish }) => {
+                self.trace.no_token(&share.session, Taken::End);
+                self.finish_message(index, finish, text);
+            }
+            Err(error) => {
+                self.trace.no_token(&share.session, Taken::Failed);
+                self.fail_job(index, error);
+            }
         }
-        Taken::Over
+        Row::Over
     }
 }
 

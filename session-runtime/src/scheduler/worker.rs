@@ -1,6 +1,6 @@
 //! The scheduler's loop: messages in, one piece of work at a time.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, OnceLock};
@@ -10,7 +10,7 @@ use kernels::backend::Backend;
 use store::Clock;
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::generation::{Generation, GenerationRequest};
+use super::generation::{Generation, TokenSource};
 use super::host::HostTier;
 use super::host_control::HostPipe;
 use super::idle::{IdlePolicy, Watermarks};
@@ -20,6 +20,7 @@ use super::restoring::RestoreRun;
 use super::saving::Saver;
 use super::sequence::Sequence;
 use super::tier::{TierAnswer, TierRequest};
+use super::trace::{Recorder, Surroundings};
 use super::{Command, Finish, GenerationEvent, KvObserver, KvTransition, Message, Reply, SchedulerOptions};
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
@@ -43,7 +44,7 @@ pub(super) enum Purpose {
     /// Write a message.
     Message {
         /// The message so far.
-        generation: Box<Generation>,
+        generation: Box<dyn TokenSource>,
         /// Where what happens is told.
         events: UnboundedSender<GenerationEvent>,
         /// Whether the first logits were computed.
@@ -104,7 +105,8 @@ pub(super) struct Worker<B: Backend> {
     pub watermarks: Watermarks,
     pub clock: Arc<dyn Clock>,
     pub observer: Box<dyn KvObserver>,
-    pub sequences: HashMap<Arc<str>, Sequence>,
+    /// In an order of their own: what is done to several sessions must not depend on chance.
+    pub sequences: BTreeMap<Arc<str>, Sequence>,
     /// Oldest first: the order of admission, and the reverse of the order of stepping back.
     pub jobs: VecDeque<Job>,
     pub saver: Saver,
@@ -123,19 +125,18 @@ pub(super) struct Worker<B: Backend> {
     stopping: Arc<AtomicBool>,
     /// Set where the device is lost.
     pub lost: Arc<OnceLock<Error>>,
+    pub trace: Recorder,
     pub last_tick: Duration,
 }
 
 impl<B: Backend> Worker<B> {
     pub(super) fn new(
         engine: Engine<B>,
-        tier: Box<dyn TierPort>,
-        contract: Contract,
-        options: SchedulerOptions,
-        clock: Arc<dyn Clock>,
-        observer: Box<dyn KvObserver>,
+        surroundings: Surroundings,
+        trace: Recorder,
         stopping: Arc<AtomicBool>,
     ) -> Self {
+        let Surroundings { tier, contract, options, clock, observer } = surroundings;
         let pool = PagePool::new(engine.pool_spec().pages);
         let now = clock.monotonic();
         let config = engine.config();
@@ -157,7 +158,7 @@ impl<B: Backend> Worker<B> {
             options,
             clock,
             observer,
-            sequences: HashMap::new(),
+            sequences: BTreeMap::new(),
             jobs: VecDeque::new(),
             saver: Saver::default(),
             costs: Costs::on(device, kept),
@@ -173,6 +174,7 @@ impl<B: Backend> Worker<B> {
             gain: Gain::default(),
             stopping,
             lost: Arc::default(),
+            trace,
             last_tick: now,
         }
     }
@@ -221,6 +223,7 @@ impl<B: Backend> Worker<B> {
 
     /// What is due by the clock, then one piece of work; whether there was any.
     pub(super) fn turn(&mut self) -> bool {
+        self.trace.turn();
         let begun = self.clock.monotonic();
         if begun.saturating_sub(self.last_tick) >= TICK {
             self.last_tick = begun;
@@ -231,6 +234,7 @@ impl<B: Backend> Worker<B> {
         if worked {
             self.busy_seconds += self.since(begun);
         }
+        self.trace.end();
         worked
     }
 
@@ -251,6 +255,7 @@ impl<B: Backend> Worker<B> {
     }
 
     pub(super) fn command(&mut self, command: Command) {
+        self.trace.command(&command);
         match command {
             Command::Open { session, tokens, saved_under, idle_ttl_ms, codec } => {
                 self.open(session, tokens, saved_under.as_deref(), idle_ttl_ms, codec);
@@ -260,7 +265,11 @@ impl<B: Backend> Worker<B> {
                     sequence.tokens.extend(tokens);
                 }
             }
-            Command::Generate { session, request, events } => self.generate(session, *request, events),
+            Command::Generate { session, request, events } => {
+                let sampled = request.sampled.len();
+                let begin = || Ok(Box::new(Generation::new(*request)?) as Box<dyn TokenSource>);
+                self.generate(session, sampled, begin, events);
+            }
             Command::Cancel { session } => self.cancel(&session),
             Command::Rest { session, reason } => self.rest(&session, reason),
             Command::Evict { session, reply } => self.evict_on_command(&session, reply),
@@ -269,7 +278,11 @@ impl<B: Backend> Worker<B> {
                 let _ = reply.send(self.fork(&source, target));
             }
             Command::Cut { session, start, end, reply } => {
-                let _ = reply.send(self.cut(&session, start, end));
+                let outcome = self.cut(&session, start, end);
+                if let (Ok(()), Some(sequence)) = (&outcome, self.sequences.get(&session)) {
+                    self.trace.cut(&session, start, &sequence.tokens);
+                }
+                let _ = reply.send(outcome);
             }
             Command::Close { session } => self.close(&session),
             Command::View { session, reply } => {
@@ -283,9 +296,11 @@ impl<B: Backend> Worker<B> {
             }
             Command::Settle { reply } => self.settling.push(reply),
         }
+        self.trace.end();
     }
 
     pub(super) fn tier_answer(&mut self, answer: TierAnswer) {
+        self.trace.answer(&answer);
         match answer {
             TierAnswer::Saved { session, chunk, bytes, outcome } => {
                 self.saved(&session, &chunk, bytes, outcome);
@@ -294,6 +309,7 @@ impl<B: Backend> Worker<B> {
                 self.loaded(restore, index, cells, seconds);
             }
         }
+        self.trace.end();
     }
 
     fn settle(&mut self) {
@@ -308,10 +324,12 @@ impl<B: Backend> Worker<B> {
         BlockTable::with_shape(Arc::clone(&self.shape))
     }
 
-    fn generate(
+    /// Begins a message of whose tokens the history holds `sampled` already.
+    pub(super) fn generate(
         &mut self,
         session: Arc<str>,
-        request: GenerationRequest,
+        sampled: usize,
+        begin: impl FnOnce() -> Result<Box<dyn TokenSource>, Error>,
         events: UnboundedSender<GenerationEvent>,
     ) {
         let failure = match self.sequences.get(&session) {
@@ -327,8 +345,8 @@ impl<B: Backend> Worker<B> {
         };
         let purpose = failure.map_or_else(
             || {
-                let input_tokens = self.history_length(&session).saturating_sub(request.sampled.len());
-                let generation = Box::new(Generation::new(request)?);
+                let input_tokens = self.history_length(&session).saturating_sub(sampled);
+                let generation = begin()?;
                 Ok(Purpose::Message { generation, events: events.clone(), started: false, input_tokens })
             },
             Err,
@@ -340,6 +358,7 @@ impl<B: Backend> Worker<B> {
                 self.enqueue(session, purpose, self.options.restore_mode);
             }
             Err(error) => {
+                self.trace.discard();
                 let _ = events.send(GenerationEvent::Failed(error));
             }
         }

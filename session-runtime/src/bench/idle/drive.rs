@@ -100,6 +100,7 @@ pub(super) fn options(policy: IdlePolicyName, idle_ttl: Duration, context_length
         host_budget_bytes: 0,
         host_control: HostControl::default(),
         step_seconds: 0.15,
+        trace: None,
     }
 }
 

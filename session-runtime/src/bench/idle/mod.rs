@@ -6,6 +6,7 @@
 mod drive;
 mod measure;
 mod real;
+mod seeds;
 mod workload;
 
 use std::time::Duration;
@@ -59,6 +60,7 @@ pub(super) async fn run(setup: &Setup, tell: &mut (dyn FnMut(Figure) + Send)) ->
     let machine = real.measure(0).await?;
     tell_costs(name, &machine, tell);
     tokio::task::block_in_place(|| agents(&machine, tell))?;
+    tokio::task::block_in_place(|| seeds::seeds(&machine, tell))?;
     tokio::task::block_in_place(|| deadlocks(&machine, tell))?;
     agree(&real, tell).await
 }
@@ -110,20 +112,29 @@ fn scripts(machine: &Machine, agents: Agents) -> (Vec<Script>, Machine) {
     (scripts, Machine { device_tokens: (tokens as f64 * BUDGET) as usize, ..*machine })
 }
 
-fn agents(machine: &Machine, tell: &mut (dyn FnMut(Figure) + Send)) -> Result<(), Error> {
-    let (scripts, machine) = scripts(machine, AGENTS);
+/// The machine with a slow tier, and with the disk it has.
+fn cases(machine: Machine) -> [(&'static str, Machine); 2] {
     let recompute = recompute_seconds(&machine, &AGENTS);
     let slow = machine.token_bytes as f64 / (recompute * LOAD_OVER_RECOMPUTE);
     let mut throttled = machine;
     throttled.disk.read_bytes_per_s = throttled.disk.read_bytes_per_s.min(slow);
-    for (case, machine) in [("agents-200", throttled), ("agents-200-local-disk", machine)] {
+    [("agents-200", throttled), ("agents-200-local-disk", machine)]
+}
+
+/// Agents under a policy.
+fn under(policy: IdlePolicyName, machine: Machine, scripts: &[Script]) -> Result<Outcome, Error> {
+    // Where the TTL is the policy it is the runtime's own; the others decide by themselves.
+    let idle_ttl = if policy == IdlePolicyName::Fixed { IDLE_TTL } else { Duration::MAX };
+    drive(&Run { machine, scripts, policy, idle_ttl, begun_before: true })
+}
+
+fn agents(machine: &Machine, tell: &mut (dyn FnMut(Figure) + Send)) -> Result<(), Error> {
+    let (scripts, machine) = scripts(machine, AGENTS);
+    for (case, machine) in cases(machine) {
         tell(figure(case, "read_bytes_per_s", machine.disk.read_bytes_per_s, "B/s", 1));
         let mut outcomes = Vec::new();
         for policy in IdlePolicyName::ALL {
-            // Where the TTL is the policy it is the runtime's own; the others decide by themselves.
-            let idle_ttl = if policy == IdlePolicyName::Fixed { IDLE_TTL } else { Duration::MAX };
-            let run = Run { machine, scripts: &scripts, policy, idle_ttl, begun_before: true };
-            let outcome = drive(&run)?;
+            let outcome = under(policy, machine, &scripts)?;
             tell_outcome(&format!("{case}/{policy}"), &outcome, tell);
             outcomes.push((policy, outcome));
         }

@@ -43,7 +43,7 @@ impl DeviceCost {
 
 /// The device.
 #[derive(Debug)]
-pub(super) struct SimulatedDevice {
+pub(in crate::scheduler) struct SimulatedDevice {
     pub clock: Arc<ManualClock>,
     pub cost: DeviceCost,
     pub layers: usize,

@@ -28,6 +28,8 @@ pub(super) struct Disk {
     cost: DiskCost,
     /// Bytes of each cell.
     saved: HashMap<(ChunkId, u32), usize>,
+    /// Bytes that it was given.
+    written: u64,
     waiting: VecDeque<TierRequest>,
     /// The request that is served, and when it will have been.
     serving: Option<(Duration, TierRequest)>,
@@ -43,6 +45,7 @@ impl DiskPort {
             clock,
             cost,
             saved: HashMap::new(),
+            written: 0,
             waiting: VecDeque::new(),
             serving: None,
         })))
@@ -55,6 +58,11 @@ impl DiskPort {
     /// Has a cell from the start.
     pub(super) fn hold(&self, chunk: ChunkId, layer: u32, bytes: usize) {
         self.state().saved.insert((chunk, layer), bytes);
+    }
+
+    /// Bytes of cells that it was given.
+    pub(super) fn written(&self) -> u64 {
+        self.state().written
     }
 
     /// When the request that is served will be done.
@@ -132,6 +140,7 @@ impl Disk {
         match request {
             TierRequest::Save { session, chunk, cells, .. } => {
                 let bytes = cells.iter().map(|(_, cell)| cell.len() as u64).sum();
+                self.written += bytes;
                 self.saved.extend(cells.iter().map(|(layer, cell)| ((chunk.id, *layer), cell.len())));
                 Some(TierAnswer::Saved { session, chunk, bytes, outcome: Ok(()) })
             }

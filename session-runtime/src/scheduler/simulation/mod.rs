@@ -8,18 +8,19 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kernels::backend::{KvType, PAGE_TOKENS, RopePairing};
+use kernels::backend::{KvType, PAGE_TOKENS, PoolSpec, RopePairing};
 use serde::{Deserialize, Serialize};
 use store::{Clock, ManualClock};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 pub use device::DeviceCost;
-use device::SimulatedDevice;
+pub(super) use device::SimulatedDevice;
 pub use disk::DiskCost;
 use disk::DiskPort;
 
 use super::idle::RestReason;
 use super::sequence::Sequence;
+use super::trace::Surroundings;
 use super::worker::{Phase, TICK, Worker};
 use super::{Command, DeviceView, GenerationEvent, GenerationRequest, KvObserver, SchedulerOptions};
 use crate::engine::sampler::SamplingParams;
@@ -75,23 +76,59 @@ pub struct Overstay {
 
 /// A scheduler on simulated time.
 pub struct Simulation {
-    worker: Worker<SimulatedDevice>,
+    pub(super) worker: Worker<SimulatedDevice>,
     clock: Arc<ManualClock>,
     disk: DiskPort,
     /// Since when nothing has gone on.
     still: Duration,
 }
 
+/// How steps go.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Steps {
+    /// What they cost.
+    pub cost: DeviceCost,
+    /// The most rows of one.
+    pub rows: usize,
+}
+
+/// An engine that computes nothing.
+///
+/// # Errors
+/// What the engine refuses.
+pub(super) fn engine(
+    config: ModelConfig,
+    spec: PoolSpec,
+    steps: Steps,
+    context: usize,
+    clock: &Arc<ManualClock>,
+) -> Result<Engine<SimulatedDevice>, Error> {
+    let (cost, layers) = (steps.cost, config.layers);
+    let device = SimulatedDevice { clock: Arc::clone(clock), cost, layers, queued: Mutex::default() };
+    let weights = Weights::blank(&config);
+    Engine::new(Arc::new(device), config, weights, spec, context, steps.rows)
+}
+
 /// The shape of the simulated model.
 fn model(context_length: usize, layer_bytes: usize) -> ModelConfig {
     let head_dim = (layer_bytes / (2 * size_of::<u16>())).max(1);
+    shaped(context_length, 1, head_dim, vec![LayerKind::Full; LAYERS])
+}
+
+/// A model of which only the KV has a shape.
+pub(super) fn shaped(
+    context_length: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    layer_kinds: Vec<LayerKind>,
+) -> ModelConfig {
     ModelConfig {
         architecture: Architecture::Llama,
-        layers: LAYERS,
+        layers: layer_kinds.len(),
         hidden: head_dim,
         ffn: head_dim,
-        heads: 1,
-        kv_heads: 1,
+        heads: kv_heads,
+        kv_heads,
         head_dim,
         vocab: VOCAB,
         context_length,
@@ -107,11 +144,12 @@ fn model(context_length: usize, layer_bytes: usize) -> ModelConfig {
         gate: Gate::Silu,
         embedding_scale: None,
         attention_scale: 1.0,
-        layer_kinds: vec![LayerKind::Full; LAYERS],
+        layer_kinds,
     }
 }
 
-fn contract() -> Contract {
+/// The contract of simulated KV.
+pub(super) fn contract() -> Contract {
     let simulated = || "simulated".to_owned();
     Contract {
         weights_digest: simulated(),
@@ -136,31 +174,39 @@ impl Simulation {
         options: SchedulerOptions,
         observer: Box<dyn KvObserver>,
     ) -> Result<Self, Error> {
-        let clock = Arc::new(ManualClock::new(0));
         let layer_bytes = usize::try_from(machine.token_bytes).map_err(Error::internal)? / LAYERS;
         let config = model(options.context_length, layer_bytes);
         let page_bytes = 2 * size_of::<u16>() * config.head_dim * PAGE_TOKENS;
         let budget = machine.device_tokens.div_ceil(PAGE_TOKENS) * LAYERS * page_bytes;
         let spec = crate::engine::pool_spec(&config, KvType::F16, budget as u64)?;
-        let device = SimulatedDevice {
-            clock: Arc::clone(&clock),
-            cost: machine.device,
-            layers: LAYERS,
-            queued: Mutex::default(),
-        };
-        let weights = Weights::blank(&config);
-        let context = options.context_length;
-        let engine = Engine::new(Arc::new(device), config, weights, spec, context, machine.step_rows)?;
-        let disk = DiskPort::new(Arc::clone(&clock), machine.disk);
-        let worker = Worker::new(
-            engine,
-            Box::new(disk.clone()),
-            contract(),
+        let steps = Steps { cost: machine.device, rows: machine.step_rows };
+        Self::of(config, spec, steps, machine.disk, options, observer)
+    }
+
+    /// A scheduler of a model of any shape, without sessions, at time zero.
+    ///
+    /// # Errors
+    /// What the engine refuses.
+    pub(super) fn of(
+        config: ModelConfig,
+        spec: PoolSpec,
+        steps: Steps,
+        disk: DiskCost,
+        options: SchedulerOptions,
+        observer: Box<dyn KvObserver>,
+    ) -> Result<Self, Error> {
+        let clock = Arc::new(ManualClock::new(0));
+        let engine = engine(config, spec, steps, options.context_length, &clock)?;
+        let disk = DiskPort::new(Arc::clone(&clock), disk);
+        let surroundings = Surroundings {
+            tier: Box::new(disk.clone()),
+            contract: contract(),
             options,
-            Arc::<ManualClock>::clone(&clock),
+            clock: Arc::<ManualClock>::clone(&clock),
             observer,
-            Arc::new(AtomicBool::new(false)),
-        );
+        };
+        let (surroundings, recorder) = surroundings.traced(&engine)?;
+        let worker = Worker::new(engine, surroundings, recorder, Arc::new(AtomicBool::new(false)));
         Ok(Self { worker, clock, disk, still: Duration::ZERO })
     }
 
@@ -184,10 +230,7 @@ impl Simulation {
     /// Makes a session known with a history, and its KV on the tier; where it is not `saved`, lost.
     pub fn open_with(&mut self, session: &Arc<str>, tokens: Vec<u32>, saved: bool) {
         if saved {
-            let bytes = self.worker.engine.cell_bytes(1);
-            for chunk in chunks(&self.worker.contract_digest, &tokens) {
-                (0..LAYERS as u32).for_each(|layer| self.disk.hold(chunk.id, layer, chunk.tokens * bytes));
-            }
+            self.hold(&tokens);
         }
         let saved_under = saved.then(|| Box::new(self.worker.contract.clone()));
         let session = Arc::clone(session);
@@ -198,6 +241,14 @@ impl Simulation {
             idle_ttl_ms: None,
             codec: KvCodec::Raw,
         });
+    }
+
+    /// Has the KV of a history on the tier.
+    pub(super) fn hold(&mut self, tokens: &[u32]) {
+        let (bytes, layers) = (self.worker.engine.cell_bytes(1), self.worker.engine.config().layers as u32);
+        for chunk in chunks(&self.worker.contract_digest, tokens) {
+            (0..layers).for_each(|layer| self.disk.hold(chunk.id, layer, chunk.tokens * bytes));
+        }
     }
 
     /// Whether a session's KV is on the device.
@@ -238,6 +289,11 @@ impl Simulation {
     /// What the device holds.
     pub fn device(&self) -> DeviceView {
         self.worker.device()
+    }
+
+    /// Bytes of cells that the tier was given.
+    pub(super) fn bytes_written(&self) -> u64 {
+        self.disk.written()
     }
 
     /// Whether nothing is left to do but what the clock brings.
