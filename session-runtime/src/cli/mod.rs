@@ -13,6 +13,7 @@ mod doctor;
 mod failure;
 mod models;
 mod options;
+mod quota;
 mod render;
 mod run;
 mod serve;
