@@ -25,6 +25,7 @@ pub mod simulation;
 mod stepping;
 pub mod tenants;
 mod tier;
+mod together;
 mod view;
 mod worker;
 

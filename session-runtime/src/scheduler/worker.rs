@@ -123,6 +123,8 @@ pub(super) struct Worker<B: Backend> {
     costs_kept: Duration,
     pub logits: Vec<f32>,
     pub next_restore: u64,
+    /// When a tier last brought something to anyone: it is not stuck, though another may have to wait for its turn.
+    pub last_arrival: Duration,
     pub settling: Vec<Reply<()>>,
     pub evicting: Vec<(Arc<str>, KvTransition, Duration, Reply<KvTransition>)>,
     pub tokens_computed: u64,
@@ -176,6 +178,7 @@ impl<B: Backend> Worker<B> {
             costs_kept: now,
             logits: Vec::new(),
             next_restore: 0,
+            last_arrival: now,
             settling: Vec::new(),
             evicting: Vec::new(),
             tokens_computed: 0,
