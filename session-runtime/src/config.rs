@@ -10,6 +10,7 @@ use crate::agent::GuestLimits;
 use crate::error::Error;
 use crate::models::Precision;
 use crate::restore::plan::RestoreMode;
+use crate::scheduler::tenants::TenantQuotas;
 use crate::scheduler::{IdlePolicyName, Speculation};
 use crate::session::host::SessionLimits;
 
@@ -76,6 +77,9 @@ pub struct Config {
     pub host_budget_bytes: u64,
     /// Bytes of cells on disk.
     pub disk_quota_bytes: u64,
+    /// How much of each tier each tenant may take. Without a quota, tenants still have shares under
+    /// pressure, and turns.
+    pub tenants: TenantQuotas,
     /// Threads of the CPU backend; 0: one for each core.
     pub threads: usize,
     /// Most tokens of a session; 0: what the model was made for, at most 32,768.
@@ -133,6 +137,7 @@ impl Default for Config {
             device_budget_bytes: 1 << 30,
             host_budget_bytes: 256 << 20,
             disk_quota_bytes: 16 << 30,
+            tenants: TenantQuotas::default(),
             threads: 0,
             context_length: 0,
             restore_mode: RestoreMode::Planned,
@@ -181,6 +186,13 @@ impl Config {
         }
         if self.host_throttle.bytes_per_s == Some(0) {
             return bad("the host throttle is 0 bytes per second: give a positive rate or none");
+        }
+        if self.tenant_salt.contains('\0') {
+            return bad("tenant_salt has a NUL: use another text");
+        }
+        if let Some(name) = self.tenants.named.keys().find(|name| !crate::ids::is_valid(name)) {
+            let what = "has a quota and is no tenant's name: use 1 to 64 letters, digits, '_', '-' or '.'";
+            return Err(Error::invalid("config_invalid", format!("'{name}' {what}")));
         }
         if self.sessions.sessions == 0 || self.sessions.default_max_tokens == 0 {
             return bad("limits of sessions and tokens must be positive");

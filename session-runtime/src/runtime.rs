@@ -19,6 +19,7 @@ use crate::models::progress::{Listener, Silent};
 use crate::models::{LoadedModel, ModelConfig};
 use crate::restore::plan::RestoreMode;
 use crate::restore::report::RestoreReport;
+use crate::scheduler::tenants::TenantView;
 use crate::scheduler::trace::TraceOptions;
 use crate::scheduler::{DeviceView, HostControl, HostView, Scheduler, SchedulerOptions};
 use crate::seams::Seams;
@@ -85,6 +86,8 @@ pub struct RuntimeInfo {
     pub host: HostView,
     /// Cells on disk.
     pub disk: DiskView,
+    /// What each tenant that has sessions holds.
+    pub tenants: Vec<TenantView>,
     /// What was found and mended when the data directory was opened.
     pub recovery: Vec<String>,
     /// Sessions.
@@ -229,6 +232,7 @@ impl Runtime {
                 share_prefixes: config.share_prefixes,
                 host_budget_bytes: config.host_budget_bytes,
                 host_control: host_control.clone(),
+                tenants: config.tenants.clone(),
                 step_seconds: config.step_time.as_secs_f64(),
                 trace: config.trace.clone().map(|file| TraceOptions { file, model: config.model.clone() }),
             },
@@ -289,6 +293,7 @@ impl Runtime {
             device: host.scheduler.device().await?,
             host: host.scheduler.host().await?,
             disk: DiskView { bytes: usage.disk_bytes, quota: usage.quota_bytes, cells: usage.cells },
+            tenants: host.scheduler.tenants().await?,
             recovery: recovery_lines(inner.store.recovery()),
             sessions: inner.manager.count() as u64,
             warnings: inner.warnings.clone(),

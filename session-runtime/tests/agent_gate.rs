@@ -83,7 +83,7 @@ async fn i7_without_a_grant_there_are_no_files() {
 fn reader(wants: Option<&'static str>) -> TextTool {
     TextTool {
         wants,
-        imports: r#"(import "session-runtime:tool/files@0.1.0" "read" (func $read (param i32 i32 i32 i32 i64 i32 i32)))"#,
+        imports: r#"(import "session-runtime:tool/files@0.2.0" "read" (func $read (param i32 i32 i32 i32 i64 i32 i32)))"#,
         fields: r#"(data (i32.const 3072) "docsnote.txt")"#,
         call: r#"
             (call $read (i32.const 3072) (i32.const 4) (i32.const 3076) (i32.const 8)
@@ -131,12 +131,13 @@ async fn refusal(file: &Path) -> String {
 #[tokio::test]
 async fn i7_another_version_of_the_contract_is_refused_by_name() {
     let made = tempfile::tempdir().unwrap();
-    let wit = tool_wit().replace("@0.1.0", "@0.2.0");
-    let file = build(made.path(), "newer", &wit, "tool", &TextTool::default().module());
+    let wit = tool_wit().replace("@0.2.0", "@0.1.0");
+    let file = build(made.path(), "older", &wit, "tool", &TextTool::default().module());
     let error = refusal(&file).await;
     assert_eq!(
         error,
-        "component newer was built for session-runtime:tool@0.2.0; this host speaks 0.1.0: rebuild it with tools-sdk 0.1"
+        "component older was built for session-runtime:tool@0.1.0; this host speaks 0.2.0: rebuild it with the tools-sdk of \
+         this host"
     );
 }
 
@@ -257,7 +258,7 @@ async fn i7_a_name_belongs_to_the_first_that_took_it() {
 async fn i7_an_agents_describe_reaches_no_host() {
     let made = tempfile::tempdir().unwrap();
     let module = r#"(module
-      (import "session-runtime:agent/clock@0.1.0" "now-ms" (func $now (result i64)))
+      (import "session-runtime:agent/clock@0.2.0" "now-ms" (func $now (result i64)))
       (memory (export "memory") 1)
       (func (export "cabi_realloc") (param i32 i32 i32 i32) (result i32) (i32.const 1024))
       (func (export "describe") (result i32) (drop (call $now)) (unreachable))

@@ -5,17 +5,36 @@
 mod guests;
 mod support;
 
+use std::sync::Arc;
+
 use guests::component;
-use session_runtime::Runtime;
+use session_runtime::kv::state::KvState;
+use session_runtime::models::progress::Silent;
+use session_runtime::restore::plan::RestoreMode;
+use session_runtime::restore::report::{RestoreReport, TierLoads};
+use session_runtime::scheduler::IdlePolicyName;
+use session_runtime::seams::Seams;
 use session_runtime::session::spec::{SegmentKind, SessionSpec, TurnRequest};
 use session_runtime::session::view::TurnStatus;
+use session_runtime::{Config, Runtime};
+use store::ManualClock;
 
 /// A runtime with one session `s` of the agent in a component.
 async fn open(agent: &str, tools: &[&str]) -> (Runtime, tempfile::TempDir) {
+    open_with(agent, tools, 0).await
+}
+
+/// As [`open`], with so many bytes of host memory.
+async fn open_with(agent: &str, tools: &[&str], host_budget_bytes: u64) -> (Runtime, tempfile::TempDir) {
     let directory = tempfile::tempdir().unwrap();
-    let mut config = support::config(directory.path());
+    let config = Config { host_budget_bytes, ..support::config(directory.path()) };
+    let runtime = open_on(config, Seams::default(), agent, tools).await;
+    (runtime, directory)
+}
+
+async fn open_on(mut config: Config, seams: Seams, agent: &str, tools: &[&str]) -> Runtime {
     config.components = [agent].iter().chain(tools).map(|name| component(name)).collect();
-    let runtime = Runtime::open(config).await.unwrap();
+    let runtime = Runtime::open_on(config, seams, Arc::new(Silent)).await.unwrap();
     let spec = SessionSpec {
         id: Some("s".to_owned()),
         agent: agent.rsplit('/').next().map(str::to_owned),
@@ -23,7 +42,7 @@ async fn open(agent: &str, tools: &[&str]) -> (Runtime, tempfile::TempDir) {
         ..SessionSpec::default()
     };
     runtime.create_session(spec).await.unwrap();
-    (runtime, directory)
+    runtime
 }
 
 /// Runs a script of the agent `probe`; what it was told, line by line.
@@ -97,9 +116,84 @@ async fn i10_an_agent_is_told_where_its_kv_is_and_what_a_restore_did() {
     let lines = told(&runtime, &["context", "write 2", "restore", "context"]).await;
     assert!(lines[0].starts_with("Evicted ") && lines[0].contains(" 0 "), "{}", lines[0]);
     let report = runtime.kv("s").await.unwrap().last_restore.unwrap();
-    assert_eq!(lines[2], format!("{} {}", report.tokens_loaded, report.tokens_recomputed));
-    assert!(report.tokens_loaded > 0, "{report:?}");
+    assert_eq!(lines[2], shown(&report));
+    assert!(report.from_disk.tokens > 0 && report.from_host.tokens == 0, "{report:?}");
     assert!(lines[3].starts_with("Active "), "{}", lines[3]);
+}
+
+/// What the agent `probe` says of a report.
+fn shown(report: &RestoreReport) -> String {
+    let tier = |loads: &TierLoads| format!("{}/{}/{}", loads.tokens, loads.cells, loads.bytes);
+    format!(
+        "{} = {} + {} + {} + {}; host {} disk {}; cells {} {} {}",
+        report.tokens,
+        report.tokens_resident,
+        report.tokens_loaded,
+        report.tokens_mixed,
+        report.tokens_recomputed,
+        tier(&report.from_host),
+        tier(&report.from_disk),
+        report.cells_loaded,
+        report.cells_recomputed,
+        report.cells_refused()
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i10_an_agent_is_told_what_each_tier_brought_and_what_was_recomputed() {
+    let (runtime, _directory) = open_with("tests/probe", &[], 64 << 20).await;
+    let long = format!("say {}", support::story(2).trim());
+    told(&runtime, &[&long, "write 2"]).await;
+    runtime.evict("s").await.unwrap();
+    // Of the two memories one brings the chunks at an even place; the rest is recomputed.
+    runtime.restore("s", RestoreMode::Alternate).await.unwrap();
+    let lines = told(&runtime, &["restore"]).await;
+    let report = runtime.kv("s").await.unwrap().last_restore.unwrap();
+    assert_eq!(lines[0], shown(&report));
+    assert!(report.from_host.tokens > 0 && report.from_disk.tokens == 0, "{report:?}");
+    assert!(report.tokens_recomputed > 0 && report.tokens_mixed == 0, "{report:?}");
+    let parts =
+        report.tokens_resident + report.tokens_loaded + report.tokens_mixed + report.tokens_recomputed;
+    assert_eq!(report.tokens, parts);
+}
+
+/// Waits for something that a session's events tell.
+async fn until(runtime: &Runtime, told: impl AsyncFn() -> bool) {
+    loop {
+        let seen = runtime.session("s").await.unwrap().last_event;
+        if told().await {
+            return;
+        }
+        runtime.wait_events("s", seen).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kv_comes_back_ahead_of_the_return_that_a_component_declares() {
+    let directory = tempfile::tempdir().unwrap();
+    let clock = Arc::new(ManualClock::new(1_700_000_000_000));
+    let seams = Seams { clock: Arc::<ManualClock>::clone(&clock), ..Seams::default() };
+    let config = Config { idle_policy: IdlePolicyName::Declared, ..support::config(directory.path()) };
+    let runtime = open_on(config, seams, "tests/probe", &["wait"]).await;
+    let script = format!("say {}\nwrite 2\ntool wait {{\"seconds\": 100}}", support::story(2).trim());
+    let request = TurnRequest { input: script, ..TurnRequest::default() };
+    let turn = runtime.start_turn("s", request).await.unwrap();
+    let begun = async || {
+        let events = runtime.events("s", 0, 10_000).await.unwrap();
+        events.iter().any(|event| event.kind == "tool.started")
+    };
+    until(&runtime, begun).await;
+    runtime.evict("s").await.unwrap();
+    clock.advance(70_000);
+    // The second answer is given after the tick that the first one woke.
+    runtime.kv("s").await.unwrap();
+    assert_eq!(runtime.kv("s").await.unwrap().state, KvState::Evicted, "the call is far from its end");
+    clock.advance(15_000);
+    until(&runtime, async || runtime.kv("s").await.unwrap().state == KvState::Restored).await;
+    let report = runtime.kv("s").await.unwrap().last_restore.unwrap();
+    assert!(report.from_disk.tokens > 200 && report.tokens_recomputed == 0, "{report:?}");
+    runtime.cancel_turn("s", &turn.id).await.unwrap();
+    assert_eq!(runtime.wait_turn("s", &turn.id).await.unwrap().status, TurnStatus::Cancelled);
 }
 
 #[tokio::test(flavor = "multi_thread")]

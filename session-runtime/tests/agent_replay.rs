@@ -164,7 +164,7 @@ fn a_tool_with_effects_asks_a_person_after_a_crash() {
     let pays = TextTool {
         name: "pays",
         effect: 3,
-        imports: r#"(import "session-runtime:tool/clock@0.1.0" "sleep-ms" (func $sleep (param i64 i32)))"#,
+        imports: r#"(import "session-runtime:tool/clock@0.2.0" "sleep-ms" (func $sleep (param i64 i32)))"#,
         call: "(call $sleep (i64.const 60000) (i32.const 512)) (call $ok)",
         ..TextTool::default()
     };

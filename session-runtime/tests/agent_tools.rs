@@ -7,7 +7,7 @@ mod guests;
 
 use std::sync::Arc;
 
-use guests::{component, open};
+use guests::{TextTool, component, open};
 use serde_json::{Value, json};
 use session_runtime::agent::{
     GuestKind, GuestLimits, Guests, GuestsConfig, NativeTool, Progress, ToolContext, ToolInfo, ToolRequest,
@@ -83,10 +83,52 @@ async fn what_a_tool_is_comes_from_describe() {
         assert_eq!(tool.digest.as_deref(), Some(blake3::hash(&bytes).to_hex().as_str()));
     }
     assert_eq!(tools[1].wants, ["files"]);
+    let said = |tool: &ToolInfo| (tool.expected_ms, tool.expected_seconds_of.clone());
+    assert_eq!((said(&tools[0]), said(&tools[2])), ((None, None), (None, Some("seconds".to_owned()))));
+    assert_eq!(tools[2].expected(r#"{"seconds": 2.5}"#), Some(2500));
     let agents = guests.agents();
     assert_eq!(agents.len(), 1);
     assert_eq!((agents[0].name.as_str(), &agents[0].error), ("assistant", &None));
     assert_eq!(agents[0].params_schema["type"], "object");
+}
+
+#[tokio::test]
+async fn a_tool_says_how_long_a_call_takes_and_its_input_says_it_of_one() {
+    let made = tempfile::tempdir().unwrap();
+    let schema = r#"{"type":"object","properties":{"days":{"type":"number"}}}"#;
+    // `expected-ms` is at 112, `expected-seconds-of` at 128: whether there is one, then what it is.
+    let says = |name, describe| TextTool { name, input_schema: schema, describe, ..TextTool::default() };
+    let usual = "(i32.store8 (i32.const 112) (i32.const 1)) (i64.store (i32.const 120) (i64.const 2000))";
+    // The schema's text is at 1280, and the property's name 32 bytes into it.
+    let both = "(i32.store8 (i32.const 112) (i32.const 1)) (i64.store (i32.const 120) (i64.const 2000))
+        (i32.store8 (i32.const 128) (i32.const 1))
+        (i32.store (i32.const 132) (i32.const 1312)) (i32.store (i32.const 136) (i32.const 4))";
+    let wrong = "(i32.store8 (i32.const 128) (i32.const 1))
+        (i32.store (i32.const 132) (i32.const 1280)) (i32.store (i32.const 136) (i32.const 1))";
+    let files = [("usual", usual), ("both", both), ("wrong", wrong)]
+        .map(|(name, describe)| says(name, describe).build(made.path(), name));
+    let guests = open(files.to_vec(), GuestLimits::default(), made.path()).await;
+    let tools = guests.tools();
+    let tool = |name: &str| tools.iter().find(|tool| tool.name == name).unwrap();
+    let expected = |name: &str, input: &str| tool(name).expected(input);
+    assert_eq!(expected("usual", r#"{"days":9}"#), Some(2000));
+    assert_eq!(tool("both").expected_seconds_of.as_deref(), Some("days"));
+    for (input, milliseconds) in [
+        (r#"{"days":0.25}"#, 250),
+        (r#"{"days":0}"#, 0),
+        ("{}", 2000),
+        (r#"{"days":-1}"#, 2000),
+        (r#"{"days":"many"}"#, 2000),
+        (r#"{"days":1e300}"#, 2000),
+        ("no document", 2000),
+    ] {
+        assert_eq!(expected("both", input), Some(milliseconds), "{input}");
+    }
+    let refused = tool("wrong").error.as_deref().unwrap();
+    assert!(
+        refused.contains("'{' say how long a call takes") && refused.contains("no such property"),
+        "{refused}"
+    );
 }
 
 #[tokio::test]

@@ -52,7 +52,7 @@ async fn events(runtime: &Runtime, id: &str, kind: &str) -> Vec<Event> {
 async fn i8_agents_that_misbehave_fail_their_turn_by_name() {
     let made = tempfile::tempdir().unwrap();
     let agent = |name, imports, fields, event| TextAgent { name, imports, fields, event }.build(made.path());
-    let clock = r#"(import "session-runtime:agent/clock@0.1.0" "now-ms" (func $now (result i64)))"#;
+    let clock = r#"(import "session-runtime:agent/clock@0.2.0" "now-ms" (func $now (result i64)))"#;
     let cases = [
         (agent("spins", "", "", "(loop $l (br $l)) (unreachable)"), "agent_deadline"),
         (agent("traps", "", "", "(unreachable)"), "agent_trap"),
@@ -192,7 +192,7 @@ async fn a_cancelled_turn_stops_an_agent_that_computes() {
     // It says on record that it begins, then never stops.
     let agent = TextAgent {
         name: "spins",
-        imports: r#"(import "session-runtime:agent/clock@0.1.0" "now-ms" (func $now (result i64)))"#,
+        imports: r#"(import "session-runtime:agent/clock@0.2.0" "now-ms" (func $now (result i64)))"#,
         event: "(drop (call $now)) (loop $l (br $l)) (unreachable)",
         ..TextAgent::default()
     };

@@ -131,6 +131,7 @@ fn scheduler(directory: &Path, trace: &Path, witness: Witness) -> Scheduler {
         share_prefixes: true,
         host_budget_bytes: 300 * TOKEN_BYTES,
         host_control: HostControl::default(),
+        tenants: TenantQuotas::default(),
         step_seconds: 0.15,
         trace: Some(TraceOptions { file: trace.to_owned(), model: support::MODEL.to_owned() }),
     };

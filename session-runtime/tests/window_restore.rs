@@ -301,6 +301,7 @@ fn scheduler(directory: &Path, checkpoint: &TinyCheckpoint) -> (Scheduler, Arc<T
         share_prefixes: false,
         host_budget_bytes: 0,
         host_control: HostControl::default(),
+        tenants: TenantQuotas::default(),
         step_seconds: 1.0,
         trace: None,
     };

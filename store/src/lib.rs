@@ -48,8 +48,8 @@ pub use meta::{
 };
 pub use options::StoreOptions;
 pub use packs::{
-    CancelFlag, CellError, CellId, CellLocation, CellStore, CellStoreImpl, CellWrite, Miss, PackStore,
-    PutReport, RebuildReport, Refusal, RemoveReport, Throttle, TierFault, Usage,
+    CancelFlag, CellError, CellId, CellLocation, CellStore, CellStoreImpl, CellWrite, Miss, OwnerId,
+    PackStore, PutReport, RebuildReport, Refusal, RemoveReport, Throttle, TierFault, Usage,
 };
 pub use recovery::{DamagedRange, RecoveryReport};
 pub use segments::{ClockState, Retention, Segment, SegmentError, SegmentStore, SweepReport};

@@ -11,7 +11,17 @@ fn options(meta: MetaKind) -> StoreOptions {
 }
 
 fn cell(n: u8, payload: &[u8]) -> CellWrite<'_> {
-    CellWrite { id: [n; 32], contract: [7; 32], chunk: [9; 32], layer: 1, tokens: 16, codec: 0, payload }
+    CellWrite {
+        id: [n; 32],
+        contract: [7; 32],
+        chunk: [9; 32],
+        layer: 1,
+        tokens: 16,
+        codec: 0,
+        owner: [0; 16],
+        owner_quota: None,
+        payload,
+    }
 }
 
 fn segment(session: &str, start: u64) -> Segment {

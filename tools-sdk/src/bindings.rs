@@ -99,6 +99,8 @@ pub fn describe_tool<T: crate::tool::Tool>() -> tool::ToolInfo {
             crate::tool::Effect::Effect => vocabulary::EffectClass::Effect,
         },
         wants: info.wants,
+        expected_ms: info.expected_ms,
+        expected_seconds_of: info.expected_seconds_of,
     }
 }
 

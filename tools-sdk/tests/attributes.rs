@@ -24,12 +24,24 @@ pub struct Joined {
 /// one after the other.
 ///
 /// Keeps their order.
-#[tool(name = "join-words", effect = "read", wants = ["files"], text = shown)]
+#[tool(name = "join-words", effect = "read", wants = ["files"], text = shown, expected_ms = 2000)]
 pub fn join(input: Words, cx: &Context) -> Result<Joined, ToolError> {
     if input.words.is_empty() {
         return Err(ToolError::invalid_input("no_words", format!("call {} has no words", cx.call_id)));
     }
     Ok(Joined { text: input.words.join(input.separator.as_deref().unwrap_or(" ")) })
+}
+
+/// Input.
+#[derive(Deserialize, JsonSchema)]
+pub struct Length {
+    seconds: f64,
+}
+
+/// Pauses.
+#[tool(effect = "pure", expected_seconds_of = "seconds")]
+pub fn pause(input: Length, _cx: &Context) -> Result<Joined, ToolError> {
+    Ok(Joined { text: input.seconds.to_string() })
 }
 
 fn shown(output: &Joined) -> String {
@@ -42,6 +54,12 @@ fn a_tool_says_what_its_attribute_and_its_types_say() {
     assert_eq!(
         (info.name.as_str(), info.effect, info.wants),
         ("join-words", tool::Effect::Read, vec!["files".into()])
+    );
+    assert_eq!((info.expected_ms, info.expected_seconds_of), (Some(2_000), None));
+    let info_of_pause = tool::describe::<pause>().unwrap();
+    assert_eq!(
+        (info_of_pause.expected_ms, info_of_pause.expected_seconds_of),
+        (None, Some("seconds".into()))
     );
     assert_eq!(info.description, "Joins words, one after the other.\n\nKeeps their order.");
     let input: serde_json::Value = serde_json::from_str(&info.input_schema).unwrap();

@@ -30,7 +30,7 @@ pub struct Output {
 }
 
 /// Pauses for a number of seconds, only if the user asks to wait.
-#[tool(effect = "idempotent", text = reading)]
+#[tool(effect = "idempotent", text = reading, expected_seconds_of = "seconds")]
 pub fn wait(input: Input, context: &Context) -> Result<Output, ToolError> {
     if !(0.0..=MAX_SECONDS).contains(&input.seconds) {
         let message = format!("{} seconds: a wait is from 0 to {MAX_SECONDS} seconds", input.seconds);

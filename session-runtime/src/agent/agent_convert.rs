@@ -2,7 +2,7 @@
 
 use super::bindings::agent::session_runtime::agent::{chat, context, types};
 use crate::kv::state::KvState;
-use crate::restore::report::RestoreReport;
+use crate::restore::report::{RestoreReport, TierLoads};
 use crate::session::scope::SegmentRange;
 use crate::session::spec::{ConstraintSpec, Finish, GenerateOptions, Retention, Role, Sampling, SegmentKind};
 use crate::session::tool::ToolFailure;
@@ -128,13 +128,22 @@ pub(super) fn kv_state(state: KvState) -> context::KvState {
 
 pub(super) fn restore_report(report: &RestoreReport) -> context::RestoreReport {
     context::RestoreReport {
+        tokens: count(report.tokens),
+        tokens_resident: count(report.tokens_resident),
+        tokens_loaded: count(report.tokens_loaded),
+        tokens_mixed: count(report.tokens_mixed),
+        tokens_recomputed: count(report.tokens_recomputed),
         cells_loaded: count(report.cells_loaded),
         cells_recomputed: count(report.cells_recomputed),
         cells_refused: count(report.cells_refused()),
-        tokens_loaded: count(report.tokens_loaded),
-        tokens_recomputed: count(report.tokens_recomputed),
+        from_host: tier_loads(&report.from_host),
+        from_disk: tier_loads(&report.from_disk),
         milliseconds: report.ms,
     }
+}
+
+fn tier_loads(loads: &TierLoads) -> context::TierLoads {
+    context::TierLoads { tokens: count(loads.tokens), cells: count(loads.cells), bytes: loads.bytes }
 }
 
 /// A tool's failure as the agent sees it.

@@ -379,7 +379,7 @@ impl tools::Host for AgentState {
             return Ok(Err(refused(types::ErrorKind::InvalidInput, "input_too_large", message)));
         }
         let (effect, expected_ms) =
-            registry.tool(&name).map_or((Effect::Effect, None), |tool| (tool.effect, tool.expected_ms));
+            registry.tool(&name).map_or((Effect::Effect, None), |tool| (tool.effect, tool.expected(&input)));
         let outcome = match scope.begin_tool(&name, &input, effect, expected_ms).await {
             Ok(ToolStart::Recorded(outcome)) => outcome,
             Ok(ToolStart::Run { call_id, again }) => {

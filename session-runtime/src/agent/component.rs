@@ -10,7 +10,7 @@ use super::cache::CodeCache;
 use super::engine::GuestEngine;
 
 /// Version of both WIT packages that this host speaks.
-const SPOKEN: &str = "0.1.0";
+const SPOKEN: &str = "0.2.0";
 const NAMESPACE: &str = "session-runtime";
 const TOOL_INTERFACES: &[&str] = &["types", "log", "clock", "progress", "files"];
 const AGENT_INTERFACES: &[&str] =
@@ -32,7 +32,7 @@ pub(super) enum LoadError {
     #[error("component {name} is malformed: {reason}")]
     Malformed { name: String, reason: String },
     #[error(
-        "component {name} was built for {NAMESPACE}:{package}@{version}; this host speaks {SPOKEN}: rebuild it with tools-sdk 0.1"
+        "component {name} was built for {NAMESPACE}:{package}@{version}; this host speaks {SPOKEN}: rebuild it with the tools-sdk of this host"
     )]
     Version { name: String, package: String, version: String },
     #[error("component {name} imports {import}, which this host does not offer to {world}s{hint}")]
@@ -195,9 +195,9 @@ mod tests {
 
     #[test]
     fn worlds_are_recognised_by_exports() {
-        let tool = ["session-runtime:tool/log@0.1.0"];
+        let tool = ["session-runtime:tool/log@0.2.0"];
         assert_eq!(inspect_names("x", &tool, &["describe", "call"]).unwrap(), World::Tool);
-        let agent = ["session-runtime:agent/chat@0.1.0"];
+        let agent = ["session-runtime:agent/chat@0.2.0"];
         let exports = ["describe", "start", "on-event"];
         assert_eq!(inspect_names("x", &agent, &exports).unwrap(), World::Agent);
         assert!(message(&[], &["run"]).contains("neither an agent nor a tool"));
@@ -206,18 +206,19 @@ mod tests {
     #[test]
     fn another_version_is_refused_by_name() {
         assert_eq!(
-            message(&["session-runtime:tool/log@0.2.0"], &["describe", "call"]),
-            "component x was built for session-runtime:tool@0.2.0; this host speaks 0.1.0: rebuild it with tools-sdk 0.1"
+            message(&["session-runtime:tool/log@0.1.0"], &["describe", "call"]),
+            "component x was built for session-runtime:tool@0.1.0; this host speaks 0.2.0: rebuild it with the tools-sdk of \
+             this host"
         );
-        assert!(message(&["session-runtime:agent/chat@0.1.1"], &["x"]).contains("agent@0.1.1"));
+        assert!(message(&["session-runtime:agent/chat@0.2.1"], &["x"]).contains("agent@0.2.1"));
     }
 
     #[test]
     fn i7_an_import_that_is_not_offered_is_named() {
         let of = |import| message(&[import], &["describe", "call"]);
         assert!(of("wasi:sockets/tcp@0.2.0").contains("imports wasi:sockets/tcp@0.2.0, which"));
-        assert!(of("session-runtime:agent/chat@0.1.0").contains("does not offer to tools"));
-        assert!(of("session-runtime:tool/secrets@0.1.0").contains("secrets"));
+        assert!(of("session-runtime:agent/chat@0.2.0").contains("does not offer to tools"));
+        assert!(of("session-runtime:tool/secrets@0.2.0").contains("secrets"));
         assert!(of("print").contains("imports print"));
     }
 }

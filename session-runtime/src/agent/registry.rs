@@ -226,6 +226,7 @@ impl Registry {
                 digest: broken.digest.clone(),
                 kind: GuestKind::Wasm,
                 expected_ms: None,
+                expected_seconds_of: None,
                 error: Some(broken.error.clone()),
             }
         }));

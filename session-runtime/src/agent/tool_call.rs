@@ -122,6 +122,14 @@ fn check_info(info: &wit::ToolInfo, loaded: &Loaded) -> Result<ToolInfo, String>
         let want = scrub(want, 64);
         return Err(format!("tool '{name}' wants '{want}', which this host does not offer"));
     }
+    if let Some(property) = &info.expected_seconds_of
+        && input_schema["properties"].get(property).is_none()
+    {
+        let property = scrub(property, 64);
+        return Err(format!(
+            "tool '{name}' has its input's '{property}' say how long a call takes, and its input schema has no such property"
+        ));
+    }
     Ok(ToolInfo {
         name: name.clone(),
         description: scrub(&info.description, DESCRIPTION_BYTES),
@@ -131,7 +139,8 @@ fn check_info(info: &wit::ToolInfo, loaded: &Loaded) -> Result<ToolInfo, String>
         wants: info.wants.clone(),
         digest: Some(loaded.digest.to_hex().to_string()),
         kind: GuestKind::Wasm,
-        expected_ms: None,
+        expected_ms: info.expected_ms,
+        expected_seconds_of: info.expected_seconds_of.clone(),
         error: None,
     })
 }

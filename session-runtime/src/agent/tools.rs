@@ -47,6 +47,8 @@ pub struct ToolInfo {
     pub kind: GuestKind,
     /// How long a call usually takes, milliseconds, where the tool says so: the idle policy may believe it.
     pub expected_ms: Option<u64>,
+    /// The property of the input that says how many seconds a call takes.
+    pub expected_seconds_of: Option<String>,
     /// Why it cannot be used.
     pub error: Option<String>,
 }
@@ -64,6 +66,7 @@ impl ToolInfo {
             digest: None,
             kind: GuestKind::Native,
             expected_ms: None,
+            expected_seconds_of: None,
             error: None,
         }
     }
@@ -73,6 +76,16 @@ impl ToolInfo {
     pub fn expecting(mut self, time: Duration) -> Self {
         self.expected_ms = Some(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
         self
+    }
+
+    /// Milliseconds that a call with this input is expected to take: what its input says, else what the tool says of all.
+    pub fn expected(&self, input: &str) -> Option<u64> {
+        let said = self.expected_seconds_of.as_ref().and_then(|property| {
+            let input: Value = serde_json::from_str(input).ok()?;
+            let time = Duration::try_from_secs_f64(input.get(property)?.as_f64()?).ok()?;
+            u64::try_from(time.as_millis()).ok()
+        });
+        said.or(self.expected_ms)
     }
 }
 

@@ -31,6 +31,8 @@ pub(super) struct CreateSession {
     /// The client's own id: at most 64 characters of letters, digits, `_`, `-` and `.`.
     pub(super) id: Option<String>,
     pub(super) if_exists: IfExists,
+    /// The tenant that the session's KV counts for: at most 64 characters of letters, digits, `_`, `-` and `.`.
+    pub(super) tenant: Option<String>,
     /// The loaded model; another one is refused.
     pub(super) model: Option<String>,
     /// Agent by name; without one the session is a plain chat.
@@ -59,6 +61,7 @@ impl Fields for CreateSession {
     const KNOWN: &'static [&'static str] = &[
         "id",
         "if_exists",
+        "tenant",
         "model",
         "agent",
         "tools",
@@ -95,6 +98,7 @@ impl CreateSession {
         }
         Ok(SessionSpec {
             id: self.id,
+            tenant: self.tenant,
             agent: self.agent,
             tools: self.tools,
             params: self.params,

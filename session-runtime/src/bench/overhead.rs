@@ -11,14 +11,14 @@ use tokio::sync::mpsc::unbounded_channel;
 use crate::engine::Engine;
 use crate::engine::sampler::SamplingParams;
 use crate::error::Error;
-use crate::kv::codec::KvCodec;
 use crate::kv::contract::Contract;
 use crate::models::Tokenizer;
 use crate::restore::plan::RestoreMode;
 use crate::restore::report::RestoreReport;
+use crate::scheduler::tenants::TenantQuotas;
 use crate::scheduler::{
-    GenerationEvent, GenerationRequest, HostControl, IdlePolicyName, KvObserver, KvTransition, Scheduler,
-    SchedulerOptions, Speculation,
+    GenerationEvent, GenerationRequest, HostControl, IdlePolicyName, KvObserver, KvTransition, OpenSession,
+    Scheduler, SchedulerOptions, Speculation,
 };
 
 struct Unobserved;
@@ -59,6 +59,7 @@ pub(super) fn measure<B: Backend>(
             share_prefixes: false,
             host_budget_bytes: 0,
             host_control: HostControl::default(),
+            tenants: TenantQuotas::default(),
             step_seconds: 1.0,
             trace: None,
         };
@@ -78,7 +79,7 @@ async fn messages(
     (runs, length): (usize, usize),
 ) -> Result<Overhead, Error> {
     let session: Arc<str> = "bench".into();
-    scheduler.open(&session, Vec::new(), None, None, KvCodec::Raw)?;
+    scheduler.open(&session, OpenSession::default())?;
     scheduler.append(&session, prompt.to_vec())?;
     // The first message reads the prompt, and is not counted.
     message(scheduler, tokenizer, &session, 1).await?;

@@ -14,6 +14,7 @@ mod failure;
 mod gpu_check;
 mod models;
 mod options;
+mod quota;
 mod render;
 mod replay;
 mod run;

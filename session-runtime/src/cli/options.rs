@@ -8,6 +8,7 @@ use kernels::cpu::Rounding;
 
 use super::bytes::Bytes;
 use super::failure::{Failure, Outcome};
+use super::quota::{self, QuotaOption};
 use crate::config::{Config, Device};
 use crate::models::Precision;
 use crate::restore::plan::RestoreMode;
@@ -60,6 +61,10 @@ pub(super) struct Options {
     /// Disk space for saved KV, such as 4GiB [default: 16GiB]
     #[arg(long, global = true, value_name = "BYTES")]
     disk_quota: Option<Bytes>,
+    /// Most KV of a tenant, such as acme:device=256MiB,host=64MiB,disk=1GiB; * in place of the name is every tenant without a quota of
+    /// its own; may be repeated [default: none]
+    #[arg(long = "tenant-quota", global = true, value_name = "NAME:TIER=BYTES,...")]
+    tenant_quotas: Vec<QuotaOption>,
     /// Threads of the model [default: one per processor]
     #[arg(long, global = true, value_name = "N")]
     threads: Option<usize>,
@@ -158,6 +163,7 @@ impl Options {
         if let Some(Bytes(bytes)) = self.disk_quota {
             config.disk_quota_bytes = bytes;
         }
+        config.tenants = quota::quotas(&self.tenant_quotas)?;
         if let Some(threads) = self.threads {
             config.threads = threads;
         }

@@ -23,6 +23,9 @@ const PROMPT_LIMIT: u64 = 4 * 1024 * 1024;
 /// Options of `run`.
 #[derive(Args, Debug)]
 pub(super) struct Run {
+    /// Tenant that the new session's KV counts for
+    #[arg(long, value_name = "NAME")]
+    tenant: Option<String>,
     /// Agent of the new session; without one the session is a plain chat
     #[arg(long, value_name = "NAME")]
     agent: Option<String>,
@@ -47,7 +50,7 @@ pub(super) struct Run {
     kv_codec: Option<KvCodec>,
     /// Continues this session
     #[arg(long, value_name = "ID")]
-    #[arg(conflicts_with_all = ["agent", "tools", "grants", "params", "instructions", "title", "kv_codec"])]
+    #[arg(conflicts_with_all = ["tenant", "agent", "tools", "grants", "params", "instructions", "title", "kv_codec"])]
     session: Option<String>,
     /// Most tokens of one message of the model
     #[arg(long, value_name = "N")]
@@ -123,9 +126,12 @@ impl Run {
             self.grants.iter().map(|(name, path)| json!({"name": name, "path": path})).collect();
         let params: Map<String, Value> = self.params.iter().cloned().collect();
         let mut body = json!({"tools": self.tools, "grants": grants, "params": params});
-        for (name, value) in
-            [("agent", &self.agent), ("instructions", &self.instructions), ("title", &self.title)]
-        {
+        for (name, value) in [
+            ("tenant", &self.tenant),
+            ("agent", &self.agent),
+            ("instructions", &self.instructions),
+            ("title", &self.title),
+        ] {
             if let Some(value) = value {
                 body[name] = value.clone().into();
             }

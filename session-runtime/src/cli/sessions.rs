@@ -168,6 +168,7 @@ fn show(client: &Client, id: &str, json: bool) -> Outcome {
     print_line(format_args!("session   {}", text(&session, "id")))?;
     print_line(format_args!("status    {}", text(&session, "status")))?;
     print_line(format_args!("model     {}", text(&session, "model")))?;
+    print_line(format_args!("tenant    {}", text(&session, "spec.tenant")))?;
     print_line(format_args!("agent     {}", text(&session, "spec.agent")))?;
     print_line(format_args!("tools     {}", text(&session, "spec.tools")))?;
     print_line(format_args!("parent    {}", text(&session, "parent")))?;

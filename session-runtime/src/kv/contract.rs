@@ -69,6 +69,16 @@ impl Contract {
         }
     }
 
+    /// The contract of a tenant's cells, which no other tenant's sessions find; this one where no tenant is named.
+    #[must_use]
+    pub fn of_tenant(&self, name: Option<&str>) -> Self {
+        match name {
+            // Neither a salt nor a name has a NUL, so that no two pairs are the same text.
+            Some(name) => Self { tenant_salt: format!("{}\0{name}", self.tenant_salt), ..self.clone() },
+            None => self.clone(),
+        }
+    }
+
     /// The contract of cells that a codec packed for a session. What was lost depends on when it left the device, so that no
     /// other session takes such cells for its own.
     #[must_use]

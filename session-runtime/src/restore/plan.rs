@@ -6,6 +6,9 @@
 //! over layers). The plan is where they are predicted to meet. The tiers bring their cells side by side, so that a plan takes
 //! as long as the slowest of compute, host and disk; chunks that only a fast tier has to bring are left to it.
 //!
+//! Restores under way share compute and tiers. A plan counts what the others have left and makes the last of all end soonest:
+//! where they keep compute busy it loads, and where they keep the disk busy it recomputes.
+//!
 //! Layers with a window keep the last tokens only, so cells of early chunks are not needed in them, unless a later
 //! chunk is recomputed: then the tokens just before it are. Where that can happen, cuts never rise with the chunk:
 //! whatever recomputing a chunk reads was recomputed before it.
@@ -115,10 +118,19 @@ impl ChunkFacts {
 pub struct RestorePlan {
     /// m(c) per chunk.
     pub cuts: Vec<u32>,
-    /// Predicted seconds with compute and load overlapped.
+    /// Predicted seconds with compute and load overlapped, until this and the others are done.
     pub seconds: f64,
-    /// Predicted seconds of recomputing everything.
+    /// Predicted seconds of recomputing everything, after what the others compute.
     pub recompute_seconds: f64,
+}
+
+/// What is asked of compute, in seconds, and of each tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Work {
+    /// Seconds of compute.
+    pub compute: f64,
+    /// Cells to load.
+    pub load: PerSource<Amount>,
 }
 
 /// What planning goes by.
@@ -127,13 +139,7 @@ struct Pricing<'a> {
     layers: u32,
     compute: &'a ComputeCost,
     load: &'a PerSource<LoadCost>,
-}
-
-/// What a plan asks of compute, in seconds, and of each tier.
-#[derive(Clone, Copy)]
-struct Work {
-    compute: f64,
-    load: PerSource<Amount>,
+    others: &'a Work,
 }
 
 impl Pricing<'_> {
@@ -154,9 +160,10 @@ impl Pricing<'_> {
         work
     }
 
-    /// Seconds with everything overlapped.
+    /// Seconds with everything overlapped, until all is done that the others have left too.
     fn seconds(&self, work: &Work) -> f64 {
-        work.compute.max(self.load.seconds(&work.load))
+        let compute = self.others.compute + work.compute;
+        compute.max(self.load.seconds(&work.load.and(&self.others.load)))
     }
 
     fn lowest(&self) -> Vec<u32> {
@@ -192,15 +199,15 @@ impl Pricing<'_> {
     }
 }
 
-/// Plans a restore of `chunks` in a model of `layers` layers.
+/// Plans a restore of `chunks` in a model of `layers` layers, beside `others` that have so much left.
 pub fn plan(
     mode: RestoreMode,
     chunks: &[ChunkFacts],
     layers: u32,
-    compute: &ComputeCost,
-    load: &PerSource<LoadCost>,
+    (compute, load): (&ComputeCost, &PerSource<LoadCost>),
+    others: &Work,
 ) -> RestorePlan {
-    let pricing = Pricing { chunks, layers, compute, load };
+    let pricing = Pricing { chunks, layers, compute, load, others };
     let seconds = |cuts: &[u32]| pricing.seconds(&pricing.work(cuts));
     let mut cuts = match mode {
         RestoreMode::Load => pricing.lowest(),
@@ -215,7 +222,10 @@ pub fn plan(
             let (load, recompute) = (pricing.lowest(), vec![layers; chunks.len()]);
             let better = if seconds(&load) <= seconds(&recompute) { load } else { recompute };
             let mixed = pricing.meeting_point();
-            if seconds(&mixed) <= seconds(&better) * (1.0 - LEAST_GAIN) { mixed } else { better }
+            // What the others take anyway is nobody's gain.
+            let apart = pricing.seconds(&Work::default());
+            let gains = seconds(&mixed) - apart <= (seconds(&better) - apart) * (1.0 - LEAST_GAIN);
+            if gains { mixed } else { better }
         }
     };
     if chunks.iter().any(|chunk| chunk.needed.contains(&false)) {
@@ -223,12 +233,14 @@ pub fn plan(
             cuts[index - 1] = cuts[index - 1].max(cuts[index]);
         }
     }
-    let recompute_seconds = pricing.work(&vec![layers; chunks.len()]).compute;
+    let recompute_seconds = others.compute + pricing.work(&vec![layers; chunks.len()]).compute;
     RestorePlan { seconds: seconds(&cuts), cuts, recompute_seconds }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const LAYERS: u32 = 24;
@@ -267,7 +279,7 @@ mod tests {
         for exponent in -30..=30 {
             let (compute, load) = costs(1e-5, 1e-5 * 10_f64.powf(f64::from(exponent) / 10.0));
             let chunks = facts(60);
-            let seconds = |mode| plan(mode, &chunks, LAYERS, &compute, &load).seconds;
+            let seconds = |mode| plan(mode, &chunks, LAYERS, (&compute, &load), &Work::default()).seconds;
             let best = seconds(RestoreMode::Load).min(seconds(RestoreMode::Recompute));
             assert!(seconds(RestoreMode::Planned) <= best * 1.000_001, "at 10^({exponent}/10)");
         }
@@ -280,9 +292,72 @@ mod tests {
             [(0.01, false), (0.1, false), (0.3, true), (3.0, true), (10.0, false)]
         {
             let (compute, load) = costs(1e-5, 1e-5 * load_over_compute);
-            let cuts = plan(RestoreMode::Planned, &chunks, LAYERS, &compute, &load).cuts;
+            let cuts = plan(RestoreMode::Planned, &chunks, LAYERS, (&compute, &load), &Work::default()).cuts;
             let pure = if load_over_compute < 1.0 { 0 } else { LAYERS };
             assert_eq!(cuts.iter().any(|cut| *cut != pure), mixed, "{load_over_compute}: {cuts:?}");
+        }
+    }
+
+    /// What a plan asks for.
+    fn work(chunks: &[ChunkFacts], cuts: &[u32], costs: &(ComputeCost, PerSource<LoadCost>)) -> Work {
+        let (compute, load) = (&costs.0, &costs.1);
+        Pricing { chunks, layers: LAYERS, compute, load, others: &Work::default() }.work(cuts)
+    }
+
+    #[test]
+    fn beside_one_that_computes_it_loads_and_beside_one_that_loads_it_recomputes() {
+        let costs = costs(1e-5, 1e-5);
+        let chunks = facts(20);
+        let planned =
+            |others: &Work| plan(RestoreMode::Planned, &chunks, LAYERS, (&costs.0, &costs.1), others);
+        let alone = planned(&Work::default());
+        let [load, recompute] = [0, LAYERS].map(|cut| work(&chunks, &[cut; 20], &costs));
+        let beside = planned(&recompute);
+        assert_eq!(beside.cuts, [0; 20]);
+        assert!(
+            (beside.seconds / recompute.compute - 1.0).abs() < 1e-9,
+            "nothing is added to what the other takes"
+        );
+        assert_eq!(planned(&load).cuts, [LAYERS; 20]);
+        // Beside one that does both it does both, and the two take twice the time of one.
+        let both = planned(&work(&chunks, &alone.cuts, &costs));
+        assert!((both.seconds / alone.seconds - 2.0).abs() < 0.1, "{} {}", both.seconds, alone.seconds);
+        assert!(both.cuts.contains(&0) && both.cuts.contains(&LAYERS), "{:?}", both.cuts);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Restores planned beside what the earlier ones have left, against the same restores one after another: what each
+        /// adds is no more than it takes alone, but for the gain that a mix has to have.
+        #[test]
+        fn planned_together_is_no_worse_than_one_after_another(
+            sizes in prop::collection::vec((1..30_usize, 0..3_usize), 1..8),
+            load_over_compute in 0.05..20.0_f64,
+        ) {
+            let costs = costs(1e-5, 1e-5 * load_over_compute);
+            let seconds = |work: &Work| work.compute.max(costs.1.seconds(&work.load));
+            let (mut left, mut apart) = (Work::default(), 0.0);
+            for (count, saved) in sizes {
+                let mut chunks = facts(count);
+                for chunk in &mut chunks {
+                    match saved {
+                        0 => chunk.saved.fill(None),
+                        1 => held_by(chunk, Source::Host),
+                        _ => {}
+                    }
+                }
+                let planned = |others: &Work| plan(RestoreMode::Planned, &chunks, LAYERS, (&costs.0, &costs.1), others);
+                let (alone, beside) = (planned(&Work::default()), planned(&left));
+                apart += alone.seconds;
+                let before = seconds(&left);
+                let own = work(&chunks, &beside.cuts, &costs);
+                left = Work { compute: left.compute + own.compute, load: left.load.and(&own.load) };
+                prop_assert!((seconds(&left) - beside.seconds).abs() <= beside.seconds * 1e-9);
+                let added = beside.seconds - before;
+                prop_assert!(added <= alone.seconds / (1.0 - LEAST_GAIN) * 1.000_001, "{added} {}", alone.seconds);
+            }
+            prop_assert!(seconds(&left) <= apart / (1.0 - LEAST_GAIN) * 1.000_001);
         }
     }
 
@@ -290,7 +365,7 @@ mod tests {
     fn equal_costs_meet_in_the_middle_at_the_overlap_bound() {
         let (compute, load) = costs(1e-5, 1e-5);
         let chunks = facts(60);
-        let planned = plan(RestoreMode::Planned, &chunks, LAYERS, &compute, &load);
+        let planned = plan(RestoreMode::Planned, &chunks, LAYERS, (&compute, &load), &Work::default());
         let all = 60.0 * 64.0 * f64::from(LAYERS) * 1e-5;
         let bound = all * all / (all + all);
         assert!((planned.seconds / bound - 1.0).abs() < 0.01, "{} against {bound}", planned.seconds);
@@ -306,7 +381,7 @@ mod tests {
         for (_, chunk) in chunks.iter_mut().enumerate().filter(|(index, _)| index % 3 != 0) {
             held_by(chunk, Source::Host);
         }
-        let planned = plan(RestoreMode::Planned, &chunks, LAYERS, &compute, &load);
+        let planned = plan(RestoreMode::Planned, &chunks, LAYERS, (&compute, &load), &Work::default());
         for (index, cut) in planned.cuts.iter().enumerate() {
             let in_host = index % 3 != 0;
             assert!(!in_host || *cut == 0, "{index}: {:?}", planned.cuts);
@@ -322,8 +397,9 @@ mod tests {
     fn the_cost_of_each_tier_is_its_own() {
         let (compute, load) = costs(1.0, 1e-5);
         let mut chunks = facts(4);
-        let seconds =
-            |chunks: &[ChunkFacts]| plan(RestoreMode::Load, chunks, LAYERS, &compute, &load).seconds;
+        let seconds = |chunks: &[ChunkFacts]| {
+            plan(RestoreMode::Load, chunks, LAYERS, (&compute, &load), &Work::default()).seconds
+        };
         let chunk = 64.0 * f64::from(LAYERS) * 1e-5;
         for (in_host, expected) in [(0, 4.0 * chunk), (1, 3.0 * chunk), (4, 4.0 * chunk / 100.0)] {
             chunks.iter_mut().take(in_host).for_each(|chunk| held_by(chunk, Source::Host));
@@ -338,7 +414,7 @@ mod tests {
         let mut chunks = facts(3);
         chunks[1].saved[5] = None;
         for mode in [RestoreMode::Planned, RestoreMode::Load, RestoreMode::Cut(2), RestoreMode::Alternate] {
-            let planned = plan(mode, &chunks, LAYERS, &compute, &load);
+            let planned = plan(mode, &chunks, LAYERS, (&compute, &load), &Work::default());
             assert!(planned.cuts[1] >= 6, "{mode}: {:?}", planned.cuts);
         }
     }
@@ -352,7 +428,9 @@ mod tests {
                 (chunk.needed[layer], chunk.saved[layer]) = (false, None);
             }
         }
-        let planned = |mode, chunks: &[ChunkFacts]| plan(mode, chunks, LAYERS, &compute, &load).cuts;
+        let planned = |mode, chunks: &[ChunkFacts]| {
+            plan(mode, chunks, LAYERS, (&compute, &load), &Work::default()).cuts
+        };
         assert_eq!(planned(RestoreMode::Load, &chunks), [0; 6]);
         assert_eq!(chunks[0].loads(0).disk.cells, 4, "one layer of six attends to all tokens");
         for mode in [RestoreMode::Planned, RestoreMode::Alternate, RestoreMode::Cut(7)] {

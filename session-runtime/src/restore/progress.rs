@@ -8,7 +8,7 @@
 //! Where window layers keep the last tokens only, the pages that recompute reads in them move with it. So compute
 //! goes on from where it stands, or begins anew at the first chunk; nothing in between has what it reads.
 
-use super::plan::{ChunkFacts, LEAST_GAIN, RestoreMode};
+use super::plan::{ChunkFacts, LEAST_GAIN, RestoreMode, Work};
 use super::report::RestoreReport;
 use super::source::{Amount, PerSource, Source};
 
@@ -107,6 +107,9 @@ pub struct Outlook<'a> {
     pub load: &'a dyn Fn(&PerSource<Amount>) -> f64,
     /// Since the last cell arrived, or since the first was asked for.
     pub stalled: f64,
+    /// What other restores have left: compute that comes before what is taken over now, and loads before those that are asked
+    /// for now.
+    pub others: Work,
 }
 
 /// A restore under way.
@@ -173,6 +176,15 @@ impl Progress {
             }
         }
         left
+    }
+
+    /// What is left to do, where `compute` predicts the seconds of the lowest layers of a chunk.
+    pub fn left(&self, compute: &dyn Fn(usize, u32) -> f64) -> Work {
+        let uncomputed = self.chunks.iter().enumerate().filter(|(_, chunk)| !chunk.computed);
+        Work {
+            compute: uncomputed.map(|(index, chunk)| compute(index, chunk.cut)).sum(),
+            load: self.to_load(),
+        }
     }
 
     /// The next thing to do. At most `chunks_max` chunks are computed at once.
@@ -255,8 +267,9 @@ impl Progress {
         if chunk.cut < self.layers || !chunk.fresh {
             return None;
         }
-        let compute: f64 = (front..=last).map(|index| (outlook.compute_chunk)(index)).sum();
-        let mut left = self.to_load();
+        let own: f64 = (front..=last).map(|index| (outlook.compute_chunk)(index)).sum();
+        let compute = outlook.others.compute + own;
+        let mut left = self.to_load().and(&outlook.others.load);
         for source in chunk.from.iter().flatten() {
             left.add(*source, 1, chunk.cell_bytes);
         }
@@ -307,7 +320,7 @@ impl Progress {
         }
         let mut left = self.to_load();
         let waiting = (outlook.load)(&left).max(outlook.stalled);
-        let (mut compute, mut computing) = (0.0, 0.0);
+        let (mut compute, mut computing) = (outlook.others.compute, 0.0);
         let mut count = 0;
         for (index, chunk) in self.chunks.iter().enumerate().skip(front) {
             if !self.windows && (self.complete(chunk) || chunk.cut == self.layers) {

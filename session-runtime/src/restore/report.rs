@@ -61,9 +61,9 @@ pub struct RestoreReport {
     pub layers: u32,
     /// Whether the cut was forced by a flag.
     pub forced: bool,
-    /// Predicted milliseconds of the plan.
+    /// Predicted milliseconds of the plan, until other restores that were under way are done too.
     pub predicted_ms: f64,
-    /// Predicted milliseconds of recomputing everything.
+    /// Predicted milliseconds of recomputing everything, after what other restores under way had to compute.
     pub predicted_recompute_ms: f64,
     /// Milliseconds taken, from the plan to the last cell.
     pub ms: f64,

@@ -63,6 +63,16 @@ impl PerSource<Amount> {
         self[source].bytes += cells * bytes;
     }
 
+    /// These and those.
+    #[must_use]
+    pub fn and(mut self, others: &Self) -> Self {
+        for source in Source::ALL {
+            self[source].cells += others[source].cells;
+            self[source].bytes += others[source].bytes;
+        }
+        self
+    }
+
     /// Counts `cells` cells of `bytes` bytes each less.
     pub fn take(&mut self, source: Source, cells: usize, bytes: usize) {
         self[source].cells -= cells;

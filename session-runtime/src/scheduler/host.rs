@@ -2,8 +2,9 @@
 //!
 //! A chunk is kept or dropped as a whole: where one of its layers is gone, the layers below it are recomputed. When room is
 //! needed, chunks that the disk has too go before those that it has not (a full or failing disk), and among them the least
-//! recently used. Chunks that a restore has claimed stay. A claim makes nobody wait: what finds no room is not kept
-//! here, and is where it would be without this tier.
+//! recently used. What belongs to tenants above their share goes before all of these, and a tenant at its quota drops its own.
+//! Chunks that a restore has claimed stay. A claim makes nobody wait: what finds no room is not kept here, and is where it
+//! would be without this tier.
 //!
 //! No clock, no thread, no lock: the scheduler owns it.
 
@@ -12,6 +13,7 @@ use std::sync::Arc;
 
 use store::TierFault;
 
+use super::tenants::{Leaving, Shares, Tenant, TenantQuotas};
 use super::view::HostView;
 use crate::kv::chunk::ChunkId;
 
@@ -58,6 +60,8 @@ struct Cell {
 }
 
 struct Held {
+    /// Whose it is: a chunk's id covers its contract, and that the tenant.
+    tenant: Tenant,
     cells: BTreeMap<u32, Cell>,
     used: u64,
     /// Held once here, and once by each claim.
@@ -88,14 +92,26 @@ pub(super) struct HostTier {
     cells: u64,
     chunks: HashMap<ChunkId, Held>,
     order: BTreeMap<Rank, ChunkId>,
+    quotas: TenantQuotas,
+    /// Bytes of each tenant's cells.
+    held: HashMap<Tenant, u64>,
     /// Counts uses.
     now: u64,
 }
 
 impl HostTier {
     /// A tier that holds at most `budget` bytes of cells; none with 0.
-    pub(super) fn new(budget: u64) -> Self {
-        Self { budget, bytes: 0, cells: 0, chunks: HashMap::new(), order: BTreeMap::new(), now: 0 }
+    pub(super) fn new(budget: u64, quotas: TenantQuotas) -> Self {
+        Self {
+            budget,
+            bytes: 0,
+            cells: 0,
+            chunks: HashMap::new(),
+            order: BTreeMap::new(),
+            quotas,
+            held: HashMap::new(),
+            now: 0,
+        }
     }
 
     /// Whether it holds nothing.
@@ -111,6 +127,11 @@ impl HostTier {
     /// Bytes of a chunk's cells.
     pub(super) fn chunk_bytes(&self, chunk: &ChunkId) -> u64 {
         self.chunks.get(chunk).map_or(0, Held::bytes)
+    }
+
+    /// Bytes of a tenant's cells.
+    pub(super) fn held_by(&self, tenant: &Tenant) -> u64 {
+        self.held.get(tenant).copied().unwrap_or_default()
     }
 
     /// What it holds.
@@ -134,12 +155,18 @@ impl HostTier {
         self.change(chunk, |held| held.used = now);
     }
 
-    /// Keeps cells of a chunk, by layer, if there is room or room can be made; whether they are here now. Those that are
-    /// here already stay as they are. `on_disk`: the disk has them too. Such cells drop none that it has not.
-    pub(super) fn insert(&mut self, chunk: ChunkId, cells: Vec<(u32, CellBytes)>, on_disk: bool) -> bool {
+    /// Keeps cells of a tenant's chunk, by layer, if there is room or room can be made; whether they are here now. Those that
+    /// are here already stay as they are. `on_disk`: the disk has them too. Such cells drop none that it has not.
+    pub(super) fn insert(
+        &mut self,
+        tenant: &Tenant,
+        chunk: ChunkId,
+        cells: Vec<(u32, CellBytes)>,
+        on_disk: bool,
+    ) -> bool {
         let fresh: Vec<_> = cells.into_iter().filter(|(layer, _)| !self.has(&chunk, *layer)).collect();
         let size: u64 = fresh.iter().map(|(_, bytes)| bytes.len() as u64).sum();
-        if !self.make_room(&chunk, size, on_disk) {
+        if !self.make_room(tenant, &chunk, size, on_disk) {
             return false;
         }
         self.touch(&chunk);
@@ -147,11 +174,13 @@ impl HostTier {
             return true;
         }
         if !self.chunks.contains_key(&chunk) {
-            let held = Held { cells: BTreeMap::new(), used: self.now, claims: Arc::default() };
+            let (tenant, used) = (tenant.clone(), self.now);
+            let held = Held { tenant, cells: BTreeMap::new(), used, claims: Arc::default() };
             self.order.insert(held.rank(), chunk);
             self.chunks.insert(chunk, held);
         }
         self.bytes += size;
+        *self.held.entry(tenant.clone()).or_default() += size;
         self.cells += fresh.len() as u64;
         self.change(&chunk, |held| {
             for (layer, bytes) in fresh {
@@ -162,23 +191,27 @@ impl HostTier {
         true
     }
 
-    /// Drops chunks until `size` more bytes fit, `keep` and those claimed excepted; whether they do. Where they cannot,
-    /// nothing is dropped.
-    fn make_room(&mut self, keep: &ChunkId, size: u64, on_disk: bool) -> bool {
-        let over = (self.bytes + size).saturating_sub(self.budget);
-        let mut freed = 0;
-        let mut victims = Vec::new();
-        for ((only_copy, _), id) in &self.order {
-            if freed >= over || (on_disk && *only_copy) {
-                break;
-            }
-            if let Some(held) = self.chunks.get(id).filter(|held| id != keep && !held.is_claimed()) {
-                freed += held.bytes();
-                victims.push(*id);
-            }
-        }
-        if freed < over {
+    /// Drops chunks until `size` more bytes of a tenant fit, `keep` and those claimed excepted; whether they do. Where they
+    /// cannot, nothing is dropped.
+    fn make_room(&mut self, tenant: &Tenant, keep: &ChunkId, size: u64, on_disk: bool) -> bool {
+        let Some((mut freed, mut victims)) = self.leaving_for_quota(tenant, keep, size, on_disk) else {
             return false;
+        };
+        let over = (self.bytes + size).saturating_sub(self.budget);
+        if freed < over {
+            let held = self.held.iter().map(|(tenant, bytes)| (tenant.clone(), *bytes));
+            let mut shares = Shares::new(self.budget, held, Some((tenant, size)));
+            shares.left(tenant, freed);
+            let rest = self.droppable(keep, on_disk).filter(|(_, id, _)| !victims.contains(*id));
+            let mut leaving = Leaving::new(rest.map(|(tenant, id, bytes)| (tenant.clone(), (*id, bytes))));
+            let mut chosen = Vec::new();
+            while freed < over {
+                let Some((tenant, (id, bytes))) = leaving.next(&shares) else { return false };
+                freed += bytes;
+                shares.left(&tenant, bytes);
+                chosen.push(id);
+            }
+            victims.extend(chosen);
         }
         for id in victims {
             self.forget(&id);
@@ -186,11 +219,54 @@ impl HostTier {
         true
     }
 
+    /// What a tenant drops of its own so that `size` more bytes are within its quota, and the bytes of that; `None`: it cannot.
+    fn leaving_for_quota(
+        &self,
+        tenant: &Tenant,
+        keep: &ChunkId,
+        size: u64,
+        on_disk: bool,
+    ) -> Option<(u64, Vec<ChunkId>)> {
+        let (mut freed, mut victims) = (0, Vec::new());
+        let Some(quota) = self.quotas.of(tenant).host_bytes else { return Some((freed, victims)) };
+        let over = (self.held_by(tenant) + size).saturating_sub(quota);
+        let mut own = self.droppable(keep, on_disk).filter(|(owner, ..)| *owner == tenant);
+        while freed < over {
+            let (_, id, bytes) = own.next()?;
+            freed += bytes;
+            victims.push(*id);
+        }
+        Some((freed, victims))
+    }
+
+    /// Chunks that may be dropped with their tenants and bytes, the cheapest first.
+    fn droppable(&self, keep: &ChunkId, on_disk: bool) -> impl Iterator<Item = (&Tenant, &ChunkId, u64)> {
+        self.order
+            .iter()
+            .take_while(move |((only_copy, _), _)| !(on_disk && *only_copy))
+            .filter(move |(_, id)| *id != keep)
+            .filter_map(|(_, id)| {
+                let held = self.chunks.get(id).filter(|held| !held.is_claimed())?;
+                Some((&held.tenant, id, held.bytes()))
+            })
+    }
+
     fn forget(&mut self, chunk: &ChunkId) {
         if let Some(held) = self.chunks.remove(chunk) {
             self.order.remove(&held.rank());
-            self.bytes -= held.bytes();
             self.cells -= held.cells.len() as u64;
+            self.gone(&held.tenant, held.bytes());
+        }
+    }
+
+    /// Bytes of a tenant's cells are no longer here.
+    fn gone(&mut self, tenant: &Tenant, bytes: u64) {
+        self.bytes -= bytes;
+        if let Some(held) = self.held.get_mut(tenant) {
+            *held -= bytes;
+            if *held == 0 {
+                self.held.remove(tenant);
+            }
         }
     }
 
@@ -236,9 +312,9 @@ impl HostTier {
     }
 
     fn drop_cell(&mut self, chunk: &ChunkId, layer: u32) {
-        let dropped = self.change(chunk, |held| held.cells.remove(&layer)).flatten();
-        if let Some(cell) = dropped {
-            self.bytes -= cell.bytes.len() as u64;
+        let dropped = self.change(chunk, |held| Some((held.tenant.clone(), held.cells.remove(&layer)?)));
+        if let Some((tenant, cell)) = dropped.flatten() {
+            self.gone(&tenant, cell.bytes.len() as u64);
             self.cells -= 1;
         }
         if self.chunks.get(chunk).is_some_and(|held| held.cells.is_empty()) {

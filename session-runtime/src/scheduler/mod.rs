@@ -25,7 +25,9 @@ mod sessions;
 mod sharing;
 pub mod simulation;
 mod stepping;
+pub mod tenants;
 mod tier;
+mod together;
 pub mod trace;
 mod view;
 mod worker;
@@ -45,6 +47,7 @@ use crate::kv::codec::KvCodec;
 use crate::kv::contract::Contract;
 use crate::restore::plan::RestoreMode;
 use crate::restore::report::RestoreReport;
+use tenants::{Tenant, TenantQuotas, TenantView};
 
 pub use generation::GenerationRequest;
 pub use host_control::HostControl;
@@ -84,11 +87,28 @@ pub struct SchedulerOptions {
     pub host_budget_bytes: u64,
     /// How slow or faulty the host tier is made.
     pub host_control: HostControl,
+    /// How much of each tier each tenant may take.
+    pub tenants: TenantQuotas,
     /// Seconds that a step may be predicted to take while sessions wait for their next token: it bounds the rows of a
     /// prompt that is read beside them.
     pub step_seconds: f64,
     /// Where a trace is written.
     pub trace: Option<trace::TraceOptions>,
+}
+
+/// What the scheduler is told of a session that it is to know.
+#[derive(Debug, Default)]
+pub struct OpenSession {
+    /// Whose it is.
+    pub tenant: Tenant,
+    /// Its history.
+    pub tokens: Vec<u32>,
+    /// The contract that its cells were saved under; unset: nothing was saved.
+    pub saved_under: Option<Contract>,
+    /// Idle time after which its KV leaves the device unasked, milliseconds; unset: as of the runtime.
+    pub idle_ttl_ms: Option<u64>,
+    /// How its KV is packed when it leaves the device.
+    pub codec: KvCodec,
 }
 
 /// What a message told while it was written.
@@ -148,65 +168,21 @@ type Reply<T> = oneshot::Sender<Result<T, Error>>;
 
 /// What the scheduler is asked.
 enum Command {
-    Open {
-        session: Arc<str>,
-        tokens: Vec<u32>,
-        saved_under: Option<Box<Contract>>,
-        idle_ttl_ms: Option<u64>,
-        codec: KvCodec,
-    },
-    Append {
-        session: Arc<str>,
-        tokens: Vec<u32>,
-    },
-    Generate {
-        session: Arc<str>,
-        request: Box<GenerationRequest>,
-        events: UnboundedSender<GenerationEvent>,
-    },
-    Cancel {
-        session: Arc<str>,
-    },
-    Rest {
-        session: Arc<str>,
-        reason: RestReason,
-    },
-    Evict {
-        session: Arc<str>,
-        reply: Reply<KvTransition>,
-    },
-    Restore {
-        session: Arc<str>,
-        mode: RestoreMode,
-        reply: Reply<RestoreReport>,
-    },
-    Fork {
-        source: Arc<str>,
-        target: Arc<str>,
-        reply: Reply<()>,
-    },
-    Cut {
-        session: Arc<str>,
-        start: usize,
-        end: usize,
-        reply: Reply<()>,
-    },
-    Close {
-        session: Arc<str>,
-    },
-    View {
-        session: Arc<str>,
-        reply: Reply<KvView>,
-    },
-    Device {
-        reply: Reply<DeviceView>,
-    },
-    Host {
-        reply: Reply<HostView>,
-    },
-    Settle {
-        reply: Reply<()>,
-    },
+    Open { session: Arc<str>, opening: Box<OpenSession> },
+    Append { session: Arc<str>, tokens: Vec<u32> },
+    Generate { session: Arc<str>, request: Box<GenerationRequest>, events: UnboundedSender<GenerationEvent> },
+    Cancel { session: Arc<str> },
+    Rest { session: Arc<str>, reason: RestReason },
+    Evict { session: Arc<str>, reply: Reply<KvTransition> },
+    Restore { session: Arc<str>, mode: RestoreMode, reply: Reply<RestoreReport> },
+    Fork { source: Arc<str>, target: Arc<str>, reply: Reply<()> },
+    Cut { session: Arc<str>, start: usize, end: usize, reply: Reply<()> },
+    Close { session: Arc<str> },
+    View { session: Arc<str>, reply: Reply<KvView> },
+    Device { reply: Reply<DeviceView> },
+    Host { reply: Reply<HostView> },
+    Tenants { reply: Reply<Vec<TenantView>> },
+    Settle { reply: Reply<()> },
 }
 
 enum Message {
@@ -284,20 +260,12 @@ impl Scheduler {
             .map_err(|_| Error::new(ErrorKind::Unavailable, "stopped", "the scheduler has stopped"))?
     }
 
-    /// Makes a session known with its history. `saved_under` is the contract its cells were saved under.
+    /// Makes a session known.
     ///
     /// # Errors
     /// The queue is full or the scheduler has stopped (also for every method below).
-    pub fn open(
-        &self,
-        session: &Arc<str>,
-        tokens: Vec<u32>,
-        saved_under: Option<Contract>,
-        idle_ttl_ms: Option<u64>,
-        codec: KvCodec,
-    ) -> Result<(), Error> {
-        let saved_under = saved_under.map(Box::new);
-        self.send(Command::Open { session: Arc::clone(session), tokens, saved_under, idle_ttl_ms, codec })
+    pub fn open(&self, session: &Arc<str>, opening: OpenSession) -> Result<(), Error> {
+        self.send(Command::Open { session: Arc::clone(session), opening: Box::new(opening) })
     }
 
     /// Appends given tokens to a session's history.
@@ -364,6 +332,11 @@ impl Scheduler {
     /// What host memory holds.
     pub async fn host(&self) -> Result<HostView, Error> {
         self.ask(|reply| Command::Host { reply }).await
+    }
+
+    /// What each tenant holds.
+    pub async fn tenants(&self) -> Result<Vec<TenantView>, Error> {
+        self.ask(|reply| Command::Tenants { reply }).await
     }
 
     /// Waits until nothing is left to save.

@@ -5,6 +5,7 @@ use kernels::backend::{Backend, KvType, PageId};
 use kernels::codec::CellShape;
 
 use super::sequence::Sequence;
+use super::tenants::Tenant;
 use super::worker::Worker;
 use crate::engine::Engine;
 use crate::error::Error;
@@ -13,13 +14,17 @@ use crate::kv::codec::KvCodec;
 use crate::kv::contract::Digest;
 
 impl<B: Backend> Worker<B> {
-    /// The codec that a session gets of the one it asked for, and the contract of its cells: one of its own where something is
-    /// lost. Only KV of f16 is packed.
-    pub(super) fn packed_contract(&self, session: &str, asked: KvCodec) -> (KvCodec, Digest) {
+    /// The codec that a session gets of the one it asked for, and the contract of its cells: its tenant's, or one of its own where
+    /// something is lost. Only KV of f16 is packed.
+    pub(super) fn cell_contract(&self, session: &str, tenant: &Tenant, asked: KvCodec) -> (KvCodec, Digest) {
         let codec = if self.engine.pool_spec().kv_type == KvType::F16 { asked } else { KvCodec::Raw };
         match codec.codec() {
-            None => (KvCodec::Raw, self.contract_digest),
-            Some(packing) => (codec, self.contract.packed(packing.name(), session).digest()),
+            None if tenant.name().is_none() => (KvCodec::Raw, self.contract_digest),
+            None => (KvCodec::Raw, self.contract.of_tenant(tenant.name()).digest()),
+            Some(packing) => {
+                let contract = self.contract.of_tenant(tenant.name());
+                (codec, contract.packed(packing.name(), session).digest())
+            }
         }
     }
 

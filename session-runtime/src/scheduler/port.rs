@@ -1,7 +1,7 @@
 //! The tier as the scheduler's loop sees it: asked without waiting, answered later. The real one has a thread and a store;
 //! the simulated one has a clock.
 
-use store::{CellId, Lease};
+use store::{CellId, Lease, OwnerId};
 
 use super::tier::TierRequest;
 use crate::kv::chunk::ChunkId;
@@ -16,6 +16,8 @@ pub(super) trait TierPort: Send {
     fn lease(&self, cells: &[CellId]) -> Option<Lease>;
     /// Bytes a second that it is throttled to.
     fn limit(&self) -> Option<u64>;
+    /// Bytes of an owner's cells.
+    fn held_by(&self, owner: &OwnerId) -> u64;
     /// Asks; the answer comes later.
     fn ask(&self, request: TierRequest);
 }

@@ -8,6 +8,7 @@ use kernels::backend::Backend;
 
 use super::idle::{RestReason, Resting};
 use super::sequence::{Rest, Sequence};
+use super::tenants::{Admission, Leaving, Tenant};
 use super::worker::{Job, Phase, Purpose, Worker};
 use crate::kv::state::{KvEvent, KvState};
 use crate::kv::table::Need;
@@ -121,22 +122,25 @@ impl<B: Backend> Worker<B> {
             return;
         }
         let now = self.clock.monotonic();
-        let mut idle: Vec<(f64, Arc<str>)> = self
+        let mut idle: Vec<(f64, Arc<str>, Tenant)> = self
             .sequences
             .values()
             .filter(|sequence| sequence.is_idle() && self.job(&sequence.id).is_none())
             .filter_map(|sequence| {
                 let (price, deadline, rested) = self.resident(sequence, now);
-                (rested >= deadline).then(|| (price, Arc::clone(&sequence.id)))
+                (rested >= deadline).then(|| (price, Arc::clone(&sequence.id), sequence.tenant.clone()))
             })
             .collect();
-        idle.sort_by(|(a, first), (b, second)| a.total_cmp(b).then_with(|| first.cmp(second)));
+        idle.sort_by(|(a, first, _), (b, second, _)| a.total_cmp(b).then_with(|| first.cmp(second)));
         let enough = self.pool.free() + excess;
-        for (_, session) in idle {
-            if self.pool.free() >= enough {
-                return;
-            }
+        let mut shares = self.device_shares(None);
+        let mut leaving = Leaving::new(idle.into_iter().map(|(_, session, tenant)| (tenant, session)));
+        while self.pool.free() < enough
+            && let Some((tenant, session)) = leaving.next(&shares)
+        {
+            let free = self.pool.free();
             self.evict(&session, "idle");
+            shares.left(&tenant, (self.pool.free() - free) as u64);
         }
     }
 
@@ -152,11 +156,13 @@ impl<B: Backend> Worker<B> {
             return;
         }
         self.jobs.push_back(Job {
+            tenant: self.tenant_of(&session),
             session: Arc::clone(&session),
             purpose: Purpose::Prefetch,
             phase: Phase::Waiting,
             // What nobody waits for takes no compute from those who do.
             mode: RestoreMode::Load,
+            admission: None,
             computed_tokens: 0,
         });
         if let Some(rest) = self.sequences.get_mut(&session).and_then(|sequence| sequence.rest.as_mut()) {
@@ -164,8 +170,8 @@ impl<B: Backend> Worker<B> {
         }
         let index = self.jobs.len() - 1;
         match self.admit_job(index) {
-            Ok(true) => {}
-            Ok(false) => {
+            Ok(Admission::Admitted) => {}
+            Ok(Admission::TenantFull | Admission::DeviceFull) => {
                 self.jobs.remove(index);
             }
             Err(error) => {
@@ -196,37 +202,46 @@ impl<B: Backend> Worker<B> {
             .max_by(|(a, first), (b, second)| a.total_cmp(b).then_with(|| second.cmp(first)))
     }
 
-    /// Makes room for a session to come back by evicting idle ones that are worth clearly less than `price`. Evicts
-    /// nobody where that is not enough.
+    /// Makes room for a session to come back by evicting idle ones that are worth clearly less than `price`, as far as the
+    /// order of tenants has these leave first. Evicts nobody where that is not enough, or for a tenant whose quota is full.
     fn room_below(&mut self, session: &Arc<str>, price: f64) -> bool {
         let Some(sequence) = self.sequences.get(session) else { return false };
         let need = Need::Restore { known: sequence.known, tokens: sequence.known };
         let wanted = sequence.table.pages_wanted(&self.pool, need);
+        if self.over_quota(session, need) > 0 {
+            return false;
+        }
         let mut free = self.pool.free();
-        let mut leaving = Vec::new();
-        for (worth, victim) in self.victims(session) {
-            if free >= wanted || worth * DEARER > price {
-                break;
-            }
+        let mut evicted = Vec::new();
+        let mut shares = self.device_shares(Some((session, wanted)));
+        let mut leaving = Leaving::new(self.victims(session).into_iter());
+        while free < wanted
+            && let Some((tenant, victim)) = leaving.next(&shares)
+            && victim.price * DEARER <= price
+        {
             let idle = |sequence: &&Sequence| sequence.is_idle() && self.job(&sequence.id).is_none();
-            let Some(sequence) = self.sequences.get(&victim).filter(idle) else { continue };
-            free += sequence.table.all().count() - sequence.table.shared_pages(&self.pool);
-            leaving.push(victim);
+            let Some(sequence) = self.sequences.get(&victim.session).filter(idle) else { continue };
+            let pages = sequence.table.all().count() - sequence.table.shared_pages(&self.pool);
+            free += pages;
+            shares.left(&tenant, pages as u64);
+            evicted.push(victim.session);
         }
         if free < wanted {
             return false;
         }
-        for victim in leaving {
+        for victim in evicted {
             self.evict(&victim, "pressure");
         }
         true
     }
 
-    /// Gives a restore up that only foresaw a return, for one who needs its pages; whether there was one.
-    pub(super) fn give_up_prefetch(&mut self, keep: &str) -> bool {
+    /// Gives a restore up that only foresaw a return, for one who needs its pages; whether there was one, of this tenant where
+    /// one is given.
+    pub(super) fn give_up_prefetch(&mut self, keep: &str, tenant: Option<&Tenant>) -> bool {
         let under_way = |job: &Job| {
             matches!((&job.purpose, &job.phase), (Purpose::Prefetch, Phase::Restoring(_)))
                 && &*job.session != keep
+                && tenant.is_none_or(|tenant| job.tenant == *tenant)
         };
         let Some(index) = self.jobs.iter().rposition(under_way) else { return false };
         let session = Arc::clone(&self.jobs[index].session);

@@ -12,6 +12,7 @@ use super::host_loads::{HostLoad, ROUND_BYTES};
 use super::packing::put_cell;
 use super::sequence::Sequence;
 use super::tier::TierRequest;
+use super::together::chunk_seconds;
 use super::worker::{Job, Phase, Purpose, Worker};
 use crate::engine::{LogitRows, SequenceRows};
 use crate::error::{Error, ErrorKind};
@@ -97,7 +98,8 @@ impl<B: Backend> Worker<B> {
         let usable = sequence.foreign.is_empty();
         let facts = self.facts(sequence, &chunks);
         let load = self.load_costs();
-        let planned = plan(mode, &facts, layers as u32, &self.costs.compute, &load);
+        let others = self.others_left();
+        let planned = plan(mode, &facts, layers as u32, (&self.costs.compute, &load), &others);
         let mut progress = Progress::new(&facts, &planned.cuts, layers as u32, mode);
         progress.report.predicted_ms = planned.seconds * 1e3;
         progress.report.predicted_recompute_ms = planned.recompute_seconds * 1e3;
@@ -198,7 +200,7 @@ impl<B: Backend> Worker<B> {
     }
 
     /// What loading costs, with what the tiers are throttled to.
-    fn load_costs(&self) -> PerSource<LoadCost> {
+    pub(super) fn load_costs(&self) -> PerSource<LoadCost> {
         PerSource {
             host: self.costs.host.limited(self.options.host_control.throttle().bytes_per_s),
             disk: self.costs.load.limited(self.tier.limit()),
@@ -276,18 +278,17 @@ impl<B: Backend> Worker<B> {
     ) -> Result<Advance, Error> {
         let layers = self.engine.config().layers;
         let chunks_max = (self.engine.step_rows() / CHUNK_TOKENS).max(1);
+        let others = self.others_left();
         loop {
             if self.bring_from_host(session, run, host_bytes)? {
                 return Ok(Advance::Under { worked: true });
             }
             let (compute, load) = (&self.costs.compute, self.load_costs());
             let outlook = Outlook {
-                compute_chunk: &|index| {
-                    let chunk = &run.chunks[index];
-                    compute.seconds(chunk.tokens, layers, chunk.start as f64 + chunk.tokens as f64 / 2.0)
-                },
+                compute_chunk: &|index| chunk_seconds(compute, &run.chunks[index], layers),
                 load: &|left| load.seconds(left),
-                stalled: self.since(run.last_arrival),
+                stalled: self.since(run.last_arrival.max(self.last_arrival)),
+                others,
             };
             match run.progress.next(chunks_max, &outlook) {
                 Action::Load { chunk, source: Source::Host, layers } => self.ask_host(run, chunk, layers),
@@ -374,7 +375,7 @@ impl<B: Backend> Worker<B> {
             .collect();
         let bytes = brought.iter().map(|(_, cell)| cell.len()).sum();
         self.costs.load.observe(bytes, seconds);
-        self.host.insert(run.chunks[index].id, brought, true);
+        self.host.insert(&self.jobs[job].tenant, run.chunks[index].id, brought, true);
         self.take_cells(&session, &mut run, index, Source::Disk, cells);
         self.jobs[job].phase = Phase::Restoring(run);
     }
@@ -389,6 +390,7 @@ impl<B: Backend> Worker<B> {
         cells: Vec<(u32, Result<CellBytes, String>)>,
     ) {
         run.last_arrival = self.clock.monotonic();
+        self.last_arrival = run.last_arrival;
         let mut refused = Vec::new();
         if let Some(lowest) = run.progress.wants(index, source)
             && let Some(sequence) = self.sequences.get(session)

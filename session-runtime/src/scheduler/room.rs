@@ -1,39 +1,55 @@
-//! Making room: admission in order, eviction of idle sessions, stepping back.
+//! Making room: admission in turn, eviction of idle sessions, stepping back.
 
 use std::sync::Arc;
 
 use kernels::backend::Backend;
 
-use super::worker::{Phase, Purpose, Worker, busy};
+use super::tenants::{Admission, Leaving, Tenant};
+use super::worker::{Job, Phase, Purpose, Worker, busy};
 use super::{KvTransition, Reply};
 use crate::error::{Error, ErrorKind};
 use crate::kv::chunk::chunks;
 use crate::kv::state::{KvEvent, KvState};
 use crate::kv::table::Need;
 
+/// One who may be evicted.
+pub(super) struct Victim {
+    /// What keeping it is worth.
+    pub price: f64,
+    pub session: Arc<str>,
+}
+
+/// Whether a job waits for pages. A restore ahead of a return never does.
+fn waits(job: &Job) -> bool {
+    matches!(job.phase, Phase::Waiting) && !matches!(job.purpose, Purpose::Prefetch)
+}
+
 impl<B: Backend> Worker<B> {
-    /// Admits waiting jobs, oldest first. A job that finds no room keeps younger ones waiting, so that
-    /// none is overtaken for ever.
+    /// Admits waiting jobs: tenants in turn, and the oldest first within one. A job that finds no room on the device keeps
+    /// all others waiting, so that none is overtaken for ever; one that finds none within its tenant's quota keeps its
+    /// tenant's waiting.
     pub(super) fn admit(&mut self) {
         // A restore ahead of a return never waits: one that was given up is forgotten.
         self.jobs.retain(|job| !matches!((&job.purpose, &job.phase), (Purpose::Prefetch, Phase::Waiting)));
-        let mut index = 0;
-        while index < self.jobs.len() {
-            let given_up = matches!(self.jobs[index].purpose, Purpose::Prefetch);
-            if given_up || !matches!(self.jobs[index].phase, Phase::Waiting) {
-                index += 1;
+        self.turns.waiting(self.jobs.iter().filter(|job| waits(job)).map(|job| &job.tenant));
+        let mut full: Vec<Tenant> = Vec::new();
+        while let Some(tenant) = self.turns.next(&full) {
+            let own = |job: &Job| waits(job) && job.tenant == tenant;
+            let Some(index) = self.jobs.iter().position(own) else {
+                full.push(tenant);
                 continue;
-            }
+            };
             match self.admit_job(index) {
-                Ok(true) => index += 1,
-                Ok(false) => return,
+                Ok(Admission::Admitted) => self.turns.taken(&tenant),
+                Ok(Admission::TenantFull) => full.push(tenant),
+                Ok(Admission::DeviceFull) => return,
                 Err(error) => self.fail_job(index, error),
             }
         }
     }
 
-    /// Gives a job its pages. `Ok(false)`: not now.
-    pub(super) fn admit_job(&mut self, index: usize) -> Result<bool, Error> {
+    /// Gives a job its pages, if they can be had now.
+    pub(super) fn admit_job(&mut self, index: usize) -> Result<Admission, Error> {
         let session = Arc::clone(&self.jobs[index].session);
         let Some(sequence) = self.sequences.get_mut(&session) else {
             return Err(Error::no_session(&session));
@@ -52,7 +68,12 @@ impl<B: Backend> Worker<B> {
         self.fits(&session, tokens)?;
         let need = self.need(&session, tokens);
         if !self.reserve(&session, need)? {
-            return Ok(false);
+            let full = self.over_quota(&session, need) > 0;
+            return Ok(if full { Admission::TenantFull } else { Admission::DeviceFull });
+        }
+        if self.jobs[index].admission.is_none() {
+            self.admissions += 1;
+            self.jobs[index].admission = Some(self.admissions);
         }
         let state = self.sequences.get(&session).map_or(KvState::None, |sequence| sequence.state);
         if state.is_resident() || state == KvState::None {
@@ -60,7 +81,7 @@ impl<B: Backend> Worker<B> {
         } else {
             self.begin_restore(index)?;
         }
-        Ok(true)
+        Ok(Admission::Admitted)
     }
 
     /// What a job that will have `tokens` tokens needs of its table.
@@ -77,7 +98,7 @@ impl<B: Backend> Worker<B> {
     fn fits(&self, session: &str, tokens: usize) -> Result<(), Error> {
         let pages = self.shape.pages_most(tokens);
         if pages <= self.pool.total() {
-            return Ok(());
+            return self.fits_quota(session, tokens);
         }
         let page_bytes = self.engine.pool_spec().page_bytes() as u64;
         Err(Error::new(
@@ -92,7 +113,8 @@ impl<B: Backend> Worker<B> {
         ))
     }
 
-    /// Makes a table hold what is needed, evicting idle sessions where needed. `Ok(false)`: no room now.
+    /// Makes a table hold what is needed, evicting idle sessions where needed: within the quota of its tenant only the tenant's
+    /// own. `Ok(false)`: no room now.
     pub(super) fn reserve(&mut self, session: &Arc<str>, need: Need) -> Result<bool, Error> {
         let wanted = |worker: &Self| {
             worker
@@ -100,18 +122,24 @@ impl<B: Backend> Worker<B> {
                 .get(session)
                 .map_or(0, |sequence| sequence.table.pages_wanted(&worker.pool, need))
         };
+        if !self.make_tenant_room(session, need) {
+            return Ok(false);
+        }
         while wanted(self) > self.pool.free() {
             if wanted(self) <= self.pool.free() + self.evictable_pages(session) {
-                for (_, victim) in self.victims(session) {
-                    if wanted(self) <= self.pool.free() {
-                        break;
-                    }
-                    self.evict(&victim, "pressure");
+                let mut shares = self.device_shares(Some((session, wanted(self))));
+                let mut leaving = Leaving::new(self.victims(session).into_iter());
+                while wanted(self) > self.pool.free()
+                    && let Some((tenant, victim)) = leaving.next(&shares)
+                {
+                    let free = self.pool.free();
+                    self.evict(&victim.session, "pressure");
+                    shares.left(&tenant, (self.pool.free() - free) as u64);
                 }
                 break;
             }
             // A return that is only foreseen yields to one that has come.
-            if !self.give_up_prefetch(session) {
+            if !self.give_up_prefetch(session, None) {
                 return Ok(false);
             }
         }
@@ -130,7 +158,9 @@ impl<B: Backend> Worker<B> {
     pub(super) fn reserve_free(&mut self, session: &Arc<str>, tokens: usize) -> Result<bool, Error> {
         let need = self.need(session, tokens);
         let Some(sequence) = self.sequences.get(session) else { return Ok(false) };
-        if sequence.table.pages_wanted(&self.pool, need) > self.pool.free() {
+        if sequence.table.pages_wanted(&self.pool, need) > self.pool.free()
+            || self.over_quota(session, need) > 0
+        {
             return Ok(false);
         }
         self.reserve(session, need)
@@ -151,9 +181,9 @@ impl<B: Backend> Worker<B> {
             .sum()
     }
 
-    /// Who may be evicted and what keeping each is worth, the cheapest first: those without a job before those that
-    /// wait, then by the price of the idle policy.
-    pub(super) fn victims(&self, keep: &str) -> Vec<(f64, Arc<str>)> {
+    /// Who may be evicted, by tenant, the cheapest first: those without a job before those that wait, then by the price
+    /// of the idle policy.
+    pub(super) fn victims(&self, keep: &str) -> Vec<(Tenant, Victim)> {
         let now = self.clock.monotonic();
         let mut victims: Vec<_> = self
             .sequences
@@ -170,7 +200,12 @@ impl<B: Backend> Worker<B> {
                 .then_with(|| sequence.last_used_ms.cmp(&other.last_used_ms))
                 .then_with(|| sequence.id.cmp(&other.id))
         });
-        victims.into_iter().map(|(_, price, sequence)| (price, Arc::clone(&sequence.id))).collect()
+        victims
+            .into_iter()
+            .map(|(_, price, sequence)| {
+                (sequence.tenant.clone(), Victim { price, session: Arc::clone(&sequence.id) })
+            })
+            .collect()
     }
 
     /// Saves what is not saved, then drops the device copy.
@@ -254,17 +289,24 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    /// Makes room for a running job's next rows, in the end by letting the youngest other running job
-    /// step back. `Ok(false)`: this job stepped back itself.
+    /// Makes room for a running job's next rows, in the end by letting the running job that was admitted last step back: of
+    /// its own tenant, where the quota is what is short. `Ok(false)`: this job stepped back itself.
     pub(super) fn grow(&mut self, session: &Arc<str>, tokens: usize) -> Result<bool, Error> {
         self.fits(session, tokens)?;
         let need = self.need(session, tokens);
         while !self.reserve(session, need)? {
-            let running = |phase: &Phase| matches!(phase, Phase::Running);
+            let tenant = (self.over_quota(session, need) > 0).then(|| self.tenant_of(session));
+            let among = |job: &Job| tenant.as_ref().is_none_or(|tenant| job.tenant == *tenant);
             let own = self.job(session);
-            let youngest = (0..self.jobs.len()).rev().find(|index| running(&self.jobs[*index].phase));
+            let alone = self.jobs.iter().filter(|job| among(job)).count() == 1;
+            let running = |index: &usize| {
+                let job = &self.jobs[*index];
+                matches!(job.phase, Phase::Running) && among(job)
+            };
+            let youngest =
+                (0..self.jobs.len()).filter(running).max_by_key(|index| self.jobs[*index].admission);
             match youngest {
-                Some(index) if Some(index) != own || self.jobs.len() > 1 => {
+                Some(index) if Some(index) != own || !alone => {
                     let stepping_back = Arc::clone(&self.jobs[index].session);
                     self.evict(&stepping_back, "pressure");
                     self.jobs[index].phase = Phase::Waiting;

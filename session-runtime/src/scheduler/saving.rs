@@ -105,7 +105,7 @@ impl<B: Backend> Worker<B> {
     /// bytes. Layers with a window that dropped the chunk have nothing to save: no restore asks for it.
     pub(super) fn save_chunk(&mut self, session: &Arc<str>, chunk: Chunk) -> Result<u64, Error> {
         let Some(sequence) = self.sequences.get(session) else { return Ok(0) };
-        let (codec, contract) = (sequence.codec, sequence.contract);
+        let (codec, contract, tenant) = (sequence.codec, sequence.contract, sequence.tenant.clone());
         let cells = (0..self.engine.config().layers)
             .filter_map(|layer| Some((layer, sequence.chunk_pages(&chunk, layer)?)))
             .map(|(layer, pages)| Ok((layer as u32, Arc::new(self.take_cell(codec, &chunk, layer, &pages)?))))
@@ -116,11 +116,13 @@ impl<B: Backend> Worker<B> {
             sequence.save_asked = chunk.start / CHUNK_TOKENS + 1;
         }
         // The disk may yet refuse them.
-        self.host.insert(chunk.id, cells.clone(), false);
+        self.host.insert(&tenant, chunk.id, cells.clone(), false);
         self.saver.in_flight += 1;
         self.saver.bytes += bytes;
         let codec = if chunk.is_sealed() { codec } else { KvCodec::Raw };
-        self.tier.ask(TierRequest::Save { session: Arc::clone(session), contract, codec, chunk, cells });
+        let (owner, owner_quota) = (tenant.owner(), self.options.tenants.of(&tenant).disk_bytes);
+        let session = Arc::clone(session);
+        self.tier.ask(TierRequest::Save { session, owner, owner_quota, contract, codec, chunk, cells });
         Ok(bytes)
     }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::idle::RestReason;
+use super::tenants::Tenant;
 use crate::engine::Tables;
 use crate::kv::chunk::{CHUNK_TOKENS, Chunk, chunks};
 use crate::kv::codec::KvCodec;
@@ -33,6 +34,8 @@ pub(super) struct Rest {
 pub(super) struct Sequence {
     /// Session id.
     pub id: Arc<str>,
+    /// Whose it is.
+    pub tenant: Tenant,
     /// The history.
     pub tokens: Vec<u32>,
     /// Its pages.

@@ -6,23 +6,17 @@ use kernels::backend::Backend;
 
 use super::sequence::Sequence;
 use super::worker::{Worker, busy};
-use super::{DeviceView, KvView};
+use super::{DeviceView, KvView, OpenSession};
 use crate::error::{Error, ErrorKind};
 use crate::kv::chunk::CHUNK_TOKENS;
 use crate::kv::codec::KvCodec;
-use crate::kv::contract::Contract;
 use crate::kv::state::KvState;
 
 impl<B: Backend> Worker<B> {
-    pub(super) fn open(
-        &mut self,
-        session: Arc<str>,
-        tokens: Vec<u32>,
-        saved_under: Option<&Contract>,
-        idle_ttl_ms: Option<u64>,
-        codec: KvCodec,
-    ) {
+    pub(super) fn open(&mut self, session: Arc<str>, opening: OpenSession) {
+        let OpenSession { tenant, tokens, saved_under, idle_ttl_ms, codec } = opening;
         let foreign: Vec<String> = saved_under
+            .as_ref()
             .map(|saved| self.contract.relation(saved).fields().into_iter().map(str::to_owned).collect())
             .unwrap_or_default();
         let state = match (tokens.is_empty(), saved_under.is_some(), foreign.is_empty()) {
@@ -31,11 +25,12 @@ impl<B: Backend> Worker<B> {
             (_, _, true) => KvState::Evicted,
             (_, _, false) => KvState::Stale,
         };
-        let (codec, contract) = self.packed_contract(&session, codec);
+        let (codec, contract) = self.cell_contract(&session, &tenant, codec);
         let saved_chunks =
             if state == KvState::Evicted { self.chunks_held(&contract, &tokens).on_disk } else { 0 };
         let sequence = Sequence {
             id: Arc::clone(&session),
+            tenant,
             known: tokens.len(),
             tokens,
             table: self.table(),
@@ -82,7 +77,7 @@ impl<B: Backend> Worker<B> {
             state => (state, 0),
         };
         let table = if computed > 0 { source.table.fork(&mut self.pool, computed) } else { empty };
-        let (codec, contract) = self.packed_contract(&target, source.codec);
+        let (codec, contract) = self.cell_contract(&target, &source.tenant, source.codec);
         // Packed cells are no other session's, not even a fork's.
         let (saved_chunks, saved_end) = match codec {
             KvCodec::Raw => (source.saved_chunks, source.saved_end),
@@ -90,6 +85,7 @@ impl<B: Backend> Worker<B> {
         };
         let forked = Sequence {
             id: Arc::clone(&target),
+            tenant: source.tenant.clone(),
             tokens: source.tokens.clone(),
             table,
             computed,

@@ -1,4 +1,4 @@
-//! Sharing prefixes: a session that begins takes the KV of the tokens it has in common with others. By I1 it is what the session
+//! Sharing prefixes: a session that begins takes the KV of the tokens it has in common with others of its tenant. By I1 it is what the session
 //! would compute itself. Pages of a session on the device are shared as a fork shares them; cells on the tiers are
 //! brought back by a restore, which loads or recomputes them as any other.
 //!
@@ -44,8 +44,10 @@ impl<B: Backend> Worker<B> {
 
     /// The session on the device that begins with most of `tokens`, and how many, in whole pages.
     fn longest_resident(&self, session: &str, tokens: &[u32]) -> Option<(Arc<str>, usize)> {
+        let Some(tenant) = self.sequences.get(session).map(|sequence| &sequence.tenant) else { return None };
         self.sequences
             .values()
+            .filter(|other| other.tenant == *tenant)
             // What a codec was asked for may have lost something.
             .filter(|other| other.codec == KvCodec::Raw)
             .filter(|other| &*other.id != session && other.state.is_resident())

@@ -6,6 +6,7 @@ use kernels::backend::Backend;
 
 use super::generation::Outcome;
 use super::sequence::Sequence;
+use super::tenants::Tenant;
 use super::trace::Taken;
 use super::worker::{Phase, Purpose, Worker};
 use super::{Finish, GenerationEvent, Speculation};
@@ -120,7 +121,7 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    /// One row for each decoding session, the rest of the step for the oldest that still reads its prompt.
+    /// One row for each decoding session, the rest of the step for the one that reads its prompt.
     fn shares(&mut self) -> Vec<Share> {
         let running: Vec<Arc<str>> = self
             .jobs
@@ -135,18 +136,16 @@ impl<B: Backend> Worker<B> {
         let mut shares: Vec<Share> = Vec::new();
         let decoding = running.iter().filter(|session| pending(self, session) == 1).count().min(left);
         let mut prompt_rows = left - decoding;
+        let reads = self.whose_prompt(&running);
         if decoding > 0 {
-            prompt_rows = prompt_rows.min(self.bounded_rows(&running));
+            prompt_rows = prompt_rows.min(self.bounded_rows(reads.as_deref()));
         }
         for session in running {
             let rows = match pending(self, &session) {
                 1 => 1,
-                count => {
-                    let rows = count.min(prompt_rows);
-                    // Only one prompt a step: the next one waits for this one's end.
-                    prompt_rows = 0;
-                    rows
-                }
+                // Only one prompt a step: the next one waits for this one's end.
+                count if Some(&session) == reads.as_ref() => count.min(prompt_rows),
+                _ => 0,
             };
             if rows == 0 || rows > left || !self.is_running(&session) {
                 continue;
@@ -170,15 +169,31 @@ impl<B: Backend> Worker<B> {
         shares
     }
 
+    /// Whose prompt is read next: the one under way to its end, then that of the oldest of the next tenant.
+    fn whose_prompt(&mut self, running: &[Arc<str>]) -> Option<Arc<str>> {
+        let reads = |session: &&Arc<str>| {
+            self.sequences.get(*session).is_some_and(|sequence| sequence.tokens.len() - sequence.computed > 1)
+        };
+        let reading: Vec<(Tenant, &Arc<str>)> =
+            running.iter().filter(reads).map(|session| (self.tenant_of(session), session)).collect();
+        if let Some((_, session)) = reading.iter().find(|(_, session)| Some(*session) == self.prompt.as_ref())
+        {
+            return Some(Arc::clone(session));
+        }
+        self.reading.waiting(reading.iter().map(|(tenant, _)| tenant));
+        let tenant = self.reading.next(&[]);
+        let next = reading.iter().find(|(other, _)| Some(other) == tenant.as_ref());
+        self.prompt = next.map(|(_, session)| Arc::clone(session));
+        if let Some(tenant) = tenant {
+            self.reading.taken(&tenant);
+        }
+        self.prompt.clone()
+    }
+
     /// Rows of a prompt that a step has time for while other sessions wait for their next token.
-    fn bounded_rows(&self, running: &[Arc<str>]) -> usize {
-        let context = running
-            .iter()
-            .filter_map(|session| self.sequences.get(session))
-            .filter(|sequence| sequence.tokens.len() - sequence.computed > 1)
-            .map(|sequence| sequence.computed)
-            .next()
-            .unwrap_or(0);
+    fn bounded_rows(&self, reads: Option<&str>) -> usize {
+        let context =
+            reads.and_then(|session| self.sequences.get(session)).map_or(0, |sequence| sequence.computed);
         let layers = self.engine.config().layers;
         self.costs.compute.rows_within(self.options.step_seconds, layers, context as f64)
     }

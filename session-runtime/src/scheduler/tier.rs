@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use store::{CancelFlag, CellId, CellWrite, Lease, Miss, Store};
+use store::{CancelFlag, CellId, CellWrite, Lease, Miss, OwnerId, Store};
 
 use super::host::CellBytes;
 use super::port::TierPort;
@@ -24,8 +24,16 @@ const LEASE: Duration = Duration::from_secs(60);
 
 /// A request to the tier.
 pub(super) enum TierRequest {
-    /// Save cells of a chunk, by layer.
-    Save { session: Arc<str>, contract: Digest, codec: KvCodec, chunk: Chunk, cells: Vec<(u32, CellBytes)> },
+    /// Save cells of a chunk, by layer, as far as the owner's quota goes.
+    Save {
+        session: Arc<str>,
+        owner: OwnerId,
+        owner_quota: Option<u64>,
+        contract: Digest,
+        codec: KvCodec,
+        chunk: Chunk,
+        cells: Vec<(u32, CellBytes)>,
+    },
     /// Keep measured costs for the next start.
     Remember { costs: Vec<u8> },
     /// Load the cells of a chunk in these layers.
@@ -114,6 +122,10 @@ impl TierPort for Tier {
         self.store.cells().throttle().bytes_per_s
     }
 
+    fn held_by(&self, owner: &OwnerId) -> u64 {
+        self.store.cells().held_by(owner)
+    }
+
     fn ask(&self, request: TierRequest) {
         let served = match request {
             TierRequest::Load { .. } => &self.reader,
@@ -138,9 +150,9 @@ impl Drop for Tier {
 fn serve(store: &Store, inbox: &Receiver<TierRequest>, stop: &AtomicBool, answer: &dyn Fn(TierAnswer)) {
     while let Ok(request) = inbox.recv() {
         match request {
-            TierRequest::Save { session, contract, codec, chunk, cells } => {
+            TierRequest::Save { session, owner, owner_quota, contract, codec, chunk, cells } => {
                 let bytes = cells.iter().map(|(_, cell)| cell.len() as u64).sum();
-                let outcome = save(store, contract, codec, &chunk, &cells);
+                let outcome = save(store, (owner, owner_quota), contract, codec, &chunk, &cells);
                 answer(TierAnswer::Saved { session, chunk, bytes, outcome });
             }
             TierRequest::Remember { costs } => {
@@ -167,6 +179,7 @@ fn serve(store: &Store, inbox: &Receiver<TierRequest>, stop: &AtomicBool, answer
 
 fn save(
     store: &Store,
+    (owner, owner_quota): (OwnerId, Option<u64>),
     contract: Digest,
     codec: KvCodec,
     chunk: &Chunk,
@@ -181,6 +194,8 @@ fn save(
             layer: *layer,
             tokens: chunk.tokens as u32,
             codec: codec.number(),
+            owner,
+            owner_quota,
             payload,
         })
         .collect();

@@ -19,6 +19,7 @@ use super::port::TierPort;
 use super::restoring::RestoreRun;
 use super::saving::Saver;
 use super::sequence::Sequence;
+use super::tenants::{Tenant, Turns};
 use super::tier::{TierAnswer, TierRequest};
 use super::trace::{Recorder, Surroundings};
 use super::{Command, Finish, GenerationEvent, KvObserver, KvTransition, Message, Reply, SchedulerOptions};
@@ -82,9 +83,12 @@ pub(super) enum Phase {
 /// Work for one session. A session has at most one job.
 pub(super) struct Job {
     pub session: Arc<str>,
+    pub tenant: Tenant,
     pub purpose: Purpose,
     pub phase: Phase,
     pub mode: RestoreMode,
+    /// When it was first admitted, counted in admissions: who was admitted last steps back first.
+    pub admission: Option<u64>,
     /// Tokens whose KV had to be computed for this message, restores included.
     pub computed_tokens: u64,
 }
@@ -107,13 +111,22 @@ pub(super) struct Worker<B: Backend> {
     pub observer: Box<dyn KvObserver>,
     /// In an order of their own: what is done to several sessions must not depend on chance.
     pub sequences: BTreeMap<Arc<str>, Sequence>,
-    /// Oldest first: the order of admission, and the reverse of the order of stepping back.
+    /// Oldest first.
     pub jobs: VecDeque<Job>,
+    /// Whose turn it is to be admitted, and whose to read a prompt.
+    pub turns: Turns,
+    pub reading: Turns,
+    /// The session whose prompt is being read.
+    pub prompt: Option<Arc<str>>,
+    /// Jobs admitted so far.
+    pub admissions: u64,
     pub saver: Saver,
     pub costs: Costs,
     costs_kept: Duration,
     pub logits: Vec<f32>,
     pub next_restore: u64,
+    /// When a tier last brought something to anyone: it is not stuck, though another may have to wait for its turn.
+    pub last_arrival: Duration,
     pub settling: Vec<Reply<()>>,
     pub evicting: Vec<(Arc<str>, KvTransition, Duration, Reply<KvTransition>)>,
     pub tokens_computed: u64,
@@ -150,7 +163,7 @@ impl<B: Backend> Worker<B> {
             pool,
             shape,
             tier,
-            host: HostTier::new(options.host_budget_bytes),
+            host: HostTier::new(options.host_budget_bytes, options.tenants.clone()),
             host_pipe: HostPipe::default(),
             contract,
             policy: options.idle_policy.policy(),
@@ -160,11 +173,16 @@ impl<B: Backend> Worker<B> {
             observer,
             sequences: BTreeMap::new(),
             jobs: VecDeque::new(),
+            turns: Turns::default(),
+            reading: Turns::default(),
+            prompt: None,
+            admissions: 0,
             saver: Saver::default(),
             costs: Costs::on(device, kept),
             costs_kept: now,
             logits: Vec::new(),
             next_restore: 0,
+            last_arrival: now,
             settling: Vec::new(),
             evicting: Vec::new(),
             tokens_computed: 0,
@@ -257,9 +275,7 @@ impl<B: Backend> Worker<B> {
     pub(super) fn command(&mut self, command: Command) {
         self.trace.command(&command);
         match command {
-            Command::Open { session, tokens, saved_under, idle_ttl_ms, codec } => {
-                self.open(session, tokens, saved_under.as_deref(), idle_ttl_ms, codec);
-            }
+            Command::Open { session, opening } => self.open(session, *opening),
             Command::Append { session, tokens } => {
                 if let Some(sequence) = self.sequences.get_mut(&session) {
                     sequence.tokens.extend(tokens);
@@ -293,6 +309,9 @@ impl<B: Backend> Worker<B> {
             }
             Command::Host { reply } => {
                 let _ = reply.send(Ok(self.host_view()));
+            }
+            Command::Tenants { reply } => {
+                let _ = reply.send(Ok(self.tenants()));
             }
             Command::Settle { reply } => self.settling.push(reply),
         }
@@ -398,7 +417,17 @@ impl<B: Backend> Worker<B> {
                 }
             }
             None => {
-                self.jobs.push_back(Job { session, purpose, phase: Phase::Waiting, mode, computed_tokens: 0 })
+                let tenant = self.tenant_of(&session);
+                let (phase, admission) = (Phase::Waiting, None);
+                self.jobs.push_back(Job {
+                    session,
+                    tenant,
+                    purpose,
+                    phase,
+                    mode,
+                    admission,
+                    computed_tokens: 0,
+                });
             }
         }
     }

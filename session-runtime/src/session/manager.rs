@@ -18,11 +18,24 @@ use crate::error::{Error, ErrorKind};
 use crate::ids;
 use crate::restore::plan::RestoreMode;
 use crate::restore::report::RestoreReport;
+use crate::scheduler::OpenSession;
+use crate::scheduler::tenants::Tenant;
 
 /// How often expired segments are looked for.
 const SWEEP: Duration = Duration::from_secs(1);
 /// Events of one journal read.
 const READ_EVENTS: usize = 1024;
+
+/// Refuses a tenant that is not named as ids are.
+fn check_tenant(name: Option<&str>) -> Result<(), Error> {
+    match name {
+        Some(name) if !ids::is_valid(name) => Err(Error::invalid(
+            "tenant_invalid",
+            "a tenant's name has 1 to 64 letters, digits, '_', '-' or '.': leave it out for none",
+        )),
+        _ => Ok(()),
+    }
+}
 
 /// The sessions of a runtime.
 pub struct SessionManager {
@@ -91,8 +104,14 @@ impl SessionManager {
         let id: Arc<str> = id.into();
         let idle = record.spec.idle_ttl_seconds.map(|seconds| seconds.saturating_mul(1000));
         let saved_under = (!record.tokens.is_empty()).then(|| record.contract.clone());
-        let codec = record.spec.kv_codec;
-        self.host.scheduler.open(&id, record.tokens.clone(), saved_under, idle, codec)?;
+        let opening = OpenSession {
+            tenant: Tenant::named(record.spec.tenant.as_deref()),
+            tokens: record.tokens.clone(),
+            saved_under,
+            idle_ttl_ms: idle,
+            codec: record.spec.kv_codec,
+        };
+        self.host.scheduler.open(&id, opening)?;
         let session = Session::new(id, Arc::clone(&self.host), record);
         // The index of deadlines may have been rebuilt; the journal has the segments.
         session.index_deadlines();
@@ -152,21 +171,26 @@ impl SessionManager {
     /// Creates a session.
     ///
     /// # Errors
-    /// `session_exists`, `too_many_sessions`, an unknown agent, or the store.
+    /// `session_exists`, `too_many_sessions`, `tenant_invalid`, an unknown agent, or the store.
     pub async fn create(&self, spec: SessionSpec) -> Result<Arc<Session>, Error> {
         super::host::sampling_params(&spec.sampling)?;
         self.drivers.driver(&spec)?;
         self.host.check_codec(spec.kv_codec)?;
+        check_tenant(spec.tenant.as_deref())?;
         let id = self.new_id(spec.id.clone())?;
-        let codec = spec.kv_codec;
-        let idle = spec.idle_ttl_seconds.map(|seconds| seconds.saturating_mul(1000));
+        let opening = OpenSession {
+            tenant: Tenant::named(spec.tenant.as_deref()),
+            idle_ttl_ms: spec.idle_ttl_seconds.map(|seconds| seconds.saturating_mul(1000)),
+            codec: spec.kv_codec,
+            ..OpenSession::default()
+        };
         let event = SessionEvent::Created {
             spec: Box::new(spec),
             model: self.host.model.clone(),
             contract: Box::new(self.host.contract.clone()),
         };
         let session = self.begin(id, event).await?;
-        self.host.scheduler.open(&session.id, Vec::new(), None, idle, codec)?;
+        self.host.scheduler.open(&session.id, opening)?;
         Ok(session)
     }
 

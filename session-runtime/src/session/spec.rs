@@ -97,6 +97,8 @@ impl Sampling {
 pub struct SessionSpec {
     /// The client's own id; a fresh one when absent.
     pub id: Option<String>,
+    /// The tenant it belongs to, whose quota and share its KV counts against; without one, the tenant of all that name none.
+    pub tenant: Option<String>,
     /// Name of the agent guest; without one the session is a plain chat.
     pub agent: Option<String>,
     /// Tools the session may call, by name. Default: none.

@@ -115,8 +115,8 @@ impl TextTool {
     (i32.store (i32.const 80) (i32.const 1280)) (i32.store (i32.const 84) (i32.const {schema_bytes}))
     (i32.store (i32.const 88) (i32.const 1280)) (i32.store (i32.const 92) (i32.const {schema_bytes}))
     (i32.store8 (i32.const 96) (i32.const {effect}))
-    (i32.store (i32.const 128) (i32.const 2304)) (i32.store (i32.const 132) (i32.const {want_bytes}))
-    (i32.store (i32.const 100) (i32.const 128)) (i32.store (i32.const 104) (i32.const {wants}))
+    (i32.store (i32.const 160) (i32.const 2304)) (i32.store (i32.const 164) (i32.const {want_bytes}))
+    (i32.store (i32.const 100) (i32.const 160)) (i32.store (i32.const 104) (i32.const {wants}))
     (i32.const 64))
   (func $reply (param $at i32) (param $bytes i32) (result i32)
     (i32.store8 (i32.const 192) (i32.const 0))
@@ -169,8 +169,8 @@ impl TextAgent {
         Self {
             name,
             imports: r#"
-              (import "session-runtime:agent/tools@0.1.0" "call" (func $tool (param i32 i32 i32 i32 i32)))
-              (import "session-runtime:agent/chat@0.1.0" "append"
+              (import "session-runtime:agent/tools@0.2.0" "call" (func $tool (param i32 i32 i32 i32 i32)))
+              (import "session-runtime:agent/chat@0.2.0" "append"
                 (func $append (param i32 i32 i32 i64 i32 i32 i32)))"#,
             // The user's message is NAME, a newline, INPUT.
             event: r#"

@@ -122,6 +122,8 @@ impl PackStore {
                 layer: cell.header.layer,
                 tokens: cell.header.tokens,
                 codec: cell.header.codec,
+                owner: cell.header.owner,
+                owner_quota: None,
                 payload: &cell.payload,
             };
             match self.append(&mut tail, &copy, record_len(cell.place.len)) {

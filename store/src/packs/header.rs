@@ -1,6 +1,6 @@
 //! The self-describing header of a cell in a pack, and that of a pack. The byte layout is in `FORMAT.md`.
 
-use crate::packs::{CellId, CellWrite};
+use crate::packs::{CellId, CellWrite, OwnerId};
 
 /// Cells start at multiples of this; a pack's own header takes the first.
 pub(crate) const ALIGN: u64 = 4096;
@@ -22,6 +22,7 @@ pub(crate) struct CellHeader {
     pub(crate) codec: u8,
     pub(crate) len: u64,
     pub(crate) hash: [u8; 32],
+    pub(crate) owner: OwnerId,
 }
 
 /// Where a cell's header stands; part of its checksum, so a misplaced one does not verify.
@@ -55,6 +56,7 @@ impl CellHeader {
             codec: cell.codec,
             len: cell.payload.len() as u64,
             hash: *blake3::hash(cell.payload).as_bytes(),
+            owner: cell.owner,
         }
     }
 
@@ -69,6 +71,7 @@ impl CellHeader {
         out[64..96].copy_from_slice(&self.contract);
         out[96..128].copy_from_slice(&self.chunk);
         out[128..160].copy_from_slice(&self.hash);
+        out[160..176].copy_from_slice(&self.owner);
         let sum = sum(place, &out[..SUMMED]);
         out[SUMMED..].copy_from_slice(&sum);
         out
@@ -89,6 +92,7 @@ impl CellHeader {
             contract: digest(64)?,
             chunk: digest(96)?,
             hash: digest(128)?,
+            owner: bytes[160..176].try_into().ok()?,
         })
     }
 }
@@ -118,6 +122,8 @@ mod tests {
             layer: 4,
             tokens: 5,
             codec: 6,
+            owner: [7; 16],
+            owner_quota: None,
             payload: b"payload",
         };
         let header = CellHeader::of(&cell);

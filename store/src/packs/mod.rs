@@ -33,6 +33,9 @@ use write::Tail;
 /// The identity of a cell.
 pub type CellId = [u8; 32];
 
+/// Whose a cell is, as its caller numbers owners. All zero: nobody's in particular.
+pub type OwnerId = [u8; 16];
+
 /// The [`CellStore`] of this crate.
 pub type CellStoreImpl = PackStore;
 
@@ -51,6 +54,10 @@ pub struct CellWrite<'a> {
     pub tokens: u32,
     /// How the payload is packed, in the caller's numbering.
     pub codec: u8,
+    /// Whose it is.
+    pub owner: OwnerId,
+    /// The most bytes, headers and padding included, that cells of its owner may take; unset: as many as the tier has.
+    pub owner_quota: Option<u64>,
     /// Its bytes, at most [`crate::limits::MAX_CELL_PAYLOAD`].
     pub payload: &'a [u8],
 }
@@ -72,6 +79,12 @@ pub enum Refusal {
         /// The quota in bytes.
         quota: u64,
     },
+    /// The quota of the cell's owner has no room, and everything of the owner that could go is leased.
+    #[error("the owner's quota of {quota} bytes on the disk tier has no room: raise it or release leases")]
+    OwnerQuota {
+        /// The quota in bytes.
+        quota: u64,
+    },
     /// The file system has no room.
     #[error("the file system is full: {0}")]
     DiskFull(String),
@@ -89,7 +102,8 @@ pub struct PutReport {
     pub present: Vec<CellId>,
     /// Cells not saved, with the reason.
     pub refused: Vec<(CellId, Refusal)>,
-    /// Cells dropped to make room, least recently used first.
+    /// Cells dropped to make room: those of the owner above its quota, then those of owners above their share, then the rest;
+    /// of each the least recently used first.
     pub evicted: Vec<CellId>,
     /// Bytes written, headers and padding included.
     pub bytes: u64,
@@ -177,6 +191,8 @@ pub struct CellLocation {
     pub tokens: u32,
     /// How its payload is packed.
     pub codec: u8,
+    /// Whose it is.
+    pub owner: OwnerId,
 }
 
 /// What a remove did.
@@ -343,6 +359,11 @@ impl PackStore {
     /// What the tier holds and has done.
     pub fn usage(&self) -> Usage {
         Usage { quota_bytes: self.parts.quota, ..lock(&self.cells).usage() }
+    }
+
+    /// Bytes that an owner's cells take, headers and padding included.
+    pub fn held_by(&self, owner: &OwnerId) -> u64 {
+        lock(&self.cells).held_by(owner)
     }
 
     /// Makes the tier as slow as told, from the next transfer on.

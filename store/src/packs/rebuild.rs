@@ -192,7 +192,7 @@ impl PackStore {
         let mut old: Vec<CellId> = Vec::new();
         {
             let mut index = lock(&self.cells);
-            old.extend(index.by_use());
+            old.extend(index.by_use(|_| true));
             index.clear();
         }
         for some in old.chunks(MAX_META_BATCH) {

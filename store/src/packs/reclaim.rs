@@ -1,22 +1,116 @@
 //! Dropping cells: eviction for the quota, and removal on request. The order is index, then bytes.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::sync::MutexGuard;
 
 use super::header::{ALIGN, CELL_HEADER, record_len};
+use super::state::Cells;
 use super::write::{Tail, io_error};
-use super::{CellError, CellId, CellLocation, PackStore, RemoveReport};
+use super::{CellError, CellId, CellLocation, OwnerId, PackStore, RemoveReport};
 use crate::failpoint::point;
 use crate::limits::MAX_META_BATCH;
 use crate::meta::{Op, keys};
 use crate::sync::lock;
 
+/// Whether an owner has more than its share: the quota divided by the owners that have something.
+struct Shares {
+    held: HashMap<OwnerId, u64>,
+    share: u64,
+}
+
+impl Shares {
+    /// With `size` more bytes of an owner.
+    fn new(index: &Cells, quota: u64, owner: &OwnerId, size: u64) -> Self {
+        let mut held = index.held();
+        *held.entry(*owner).or_default() += size;
+        let share = quota / held.len() as u64;
+        Self { held, share }
+    }
+
+    fn is_above(&self, owner: &OwnerId) -> bool {
+        self.held.get(owner).is_some_and(|held| *held > self.share)
+    }
+
+    fn left(&mut self, owner: &OwnerId, size: u64) {
+        if let Some(held) = self.held.get_mut(owner) {
+            *held = held.saturating_sub(size);
+        }
+    }
+}
+
 impl PackStore {
-    /// Evicts until `size` more bytes fit the quota; whether they do.
+    /// Evicts cells of an owner until they take at most `most` bytes; whether they do.
+    pub(super) fn shrink_owner(
+        &self,
+        tail: &mut MutexGuard<'_, Option<Tail>>,
+        owner: &OwnerId,
+        most: u64,
+        evicted: &mut Vec<CellId>,
+    ) -> Result<bool, CellError> {
+        loop {
+            let victims = {
+                let index = lock(&self.cells);
+                let over = index.held_by(owner).saturating_sub(most);
+                if over == 0 {
+                    return Ok(true);
+                }
+                let mut freed = 0;
+                let mut victims = Vec::new();
+                for id in index.by_use(|other| other == owner) {
+                    if freed >= over || victims.len() >= MAX_META_BATCH {
+                        break;
+                    }
+                    if let Some(place) = self.droppable(&index, id) {
+                        freed += record_len(place.len);
+                        victims.push(*id);
+                    }
+                }
+                victims
+            };
+            if victims.is_empty() {
+                return Ok(false);
+            }
+            self.drop_cells(tail, &victims)?;
+            evicted.extend(victims);
+        }
+    }
+
+    /// Where a cell stands that nobody has leased.
+    fn droppable(&self, index: &Cells, id: &CellId) -> Option<CellLocation> {
+        index.get(id).filter(|_| !self.parts.leases.is_leased(id))
+    }
+
+    /// The cells to drop for `over` bytes where `size` more of an owner are wanted: those of owners above their share, the
+    /// least recently used first, then the others.
+    fn leaving(&self, index: &Cells, over: u64, owner: &OwnerId, size: u64) -> Vec<CellId> {
+        let mut shares = Shares::new(index, self.parts.quota, owner, size);
+        let (mut freed, mut victims, mut chosen) = (0, Vec::new(), HashSet::new());
+        let above: HashSet<OwnerId> =
+            shares.held.keys().filter(|owner| shares.is_above(owner)).copied().collect();
+        for only_above in [true, false] {
+            for id in index.by_use(|owner| !only_above || above.contains(owner)) {
+                if freed >= over || victims.len() >= MAX_META_BATCH {
+                    return victims;
+                }
+                let wanted = |place: &CellLocation| !only_above || shares.is_above(&place.owner);
+                if let Some(place) = self.droppable(index, id).filter(wanted)
+                    && chosen.insert(*id)
+                {
+                    freed += record_len(place.len);
+                    shares.left(&place.owner, record_len(place.len));
+                    victims.push(*id);
+                }
+            }
+        }
+        victims
+    }
+
+    /// Evicts until `size` more bytes of an owner fit the quota; whether they do.
     pub(super) fn make_room(
         &self,
         tail: &mut MutexGuard<'_, Option<Tail>>,
+        owner: &OwnerId,
         size: u64,
         evicted: &mut Vec<CellId>,
     ) -> Result<bool, CellError> {
@@ -32,18 +126,7 @@ impl PackStore {
                 if over == 0 {
                     return Ok(true);
                 }
-                let mut freed = 0;
-                let mut victims = Vec::new();
-                for id in index.by_use() {
-                    if freed >= over || victims.len() >= MAX_META_BATCH {
-                        break;
-                    }
-                    if let Some(place) = index.get(id).filter(|_| !self.parts.leases.is_leased(id)) {
-                        freed += record_len(place.len);
-                        victims.push(*id);
-                    }
-                }
-                victims
+                self.leaving(&index, over, owner, size)
             };
             if victims.is_empty() {
                 // What is left may be dead bytes that could not be punched out.

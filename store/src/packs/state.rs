@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::header::{ALIGN, CellHeader, record_len};
-use super::{CellId, CellLocation, Usage};
+use super::{CellId, CellLocation, OwnerId, Usage};
 use crate::meta::keys::{self, be64, le64};
 
 /// Corrupt cells after which a pack is quarantined.
@@ -37,12 +37,20 @@ impl Pack {
     }
 }
 
+/// What an owner has.
+#[derive(Default)]
+struct Owned {
+    /// Bytes of its cells, headers and padding included.
+    bytes: u64,
+    /// Its cells by time of last use.
+    order: BTreeMap<u64, CellId>,
+}
+
 /// The index.
 #[derive(Default)]
 pub(crate) struct Cells {
     entries: HashMap<CellId, Entry>,
-    /// Cells by time of last use.
-    order: BTreeMap<u64, CellId>,
+    owners: HashMap<OwnerId, Owned>,
     pub(crate) packs: BTreeMap<u64, Pack>,
     now: u64,
     last_pack: u64,
@@ -58,9 +66,10 @@ impl Cells {
     pub(crate) fn touch(&mut self, id: &CellId) -> Option<CellLocation> {
         self.now += 1;
         let entry = self.entries.get_mut(id)?;
-        self.order.remove(&entry.used);
+        let owned = self.owners.entry(entry.place.owner).or_default();
+        owned.order.remove(&entry.used);
         entry.used = self.now;
-        self.order.insert(self.now, *id);
+        owned.order.insert(self.now, *id);
         Some(entry.place)
     }
 
@@ -70,7 +79,9 @@ impl Cells {
         let used = self.entries.get(&id).map_or(self.now, |older| older.used);
         self.forget(&id);
         self.entries.insert(id, Entry { place, used });
-        self.order.insert(used, id);
+        let owned = self.owners.entry(place.owner).or_default();
+        owned.order.insert(used, id);
+        owned.bytes += record_len(place.len);
         let pack = self.packs.entry(place.pack).or_default();
         pack.cells += 1;
         pack.live += record_len(place.len);
@@ -80,7 +91,14 @@ impl Cells {
     /// Takes a cell out of the index; its bytes stay counted with the pack.
     pub(crate) fn forget(&mut self, id: &CellId) -> Option<CellLocation> {
         let entry = self.entries.remove(id)?;
-        self.order.remove(&entry.used);
+        let owner = entry.place.owner;
+        if let Some(owned) = self.owners.get_mut(&owner) {
+            owned.order.remove(&entry.used);
+            owned.bytes -= record_len(entry.place.len);
+            if owned.order.is_empty() {
+                self.owners.remove(&owner);
+            }
+        }
         if let Some(pack) = self.packs.get_mut(&entry.place.pack) {
             pack.cells -= 1;
             pack.live -= record_len(entry.place.len);
@@ -126,9 +144,26 @@ impl Cells {
         self.entries.iter().filter(|(_, e)| e.place.pack == pack).map(|(id, _)| *id).collect()
     }
 
-    /// Cells in order of use, the least recently used first.
-    pub(crate) fn by_use(&self) -> impl Iterator<Item = &CellId> {
-        self.order.values()
+    /// Cells of some owners in order of use, the least recently used first.
+    pub(crate) fn by_use(&self, wanted: impl Fn(&OwnerId) -> bool) -> impl Iterator<Item = &CellId> {
+        let owned = self.owners.iter().filter(|(owner, _)| wanted(owner));
+        let mut heads: Vec<_> = owned.map(|(_, owned)| owned.order.iter().peekable()).collect();
+        std::iter::from_fn(move || {
+            let firsts =
+                heads.iter_mut().filter_map(|head| head.peek().map(|(used, _)| **used).zip(Some(head)));
+            let (_, head) = firsts.min_by_key(|(used, _)| *used)?;
+            head.next().map(|(_, id)| id)
+        })
+    }
+
+    /// Bytes that an owner's cells take, headers and padding included.
+    pub(crate) fn held_by(&self, owner: &OwnerId) -> u64 {
+        self.owners.get(owner).map_or(0, |owned| owned.bytes)
+    }
+
+    /// Bytes that the cells of every owner take.
+    pub(crate) fn held(&self) -> HashMap<OwnerId, u64> {
+        self.owners.iter().map(|(owner, owned)| (*owner, owned.bytes)).collect()
     }
 
     pub(crate) fn disk_bytes(&self) -> u64 {
@@ -160,13 +195,14 @@ impl CellHeader {
             layer: self.layer,
             tokens: self.tokens,
             codec: self.codec,
+            owner: self.owner,
         }
     }
 }
 
 /// The index entry of a cell.
 pub(crate) fn place_value(place: &CellLocation) -> Vec<u8> {
-    let mut value = Vec::with_capacity(65);
+    let mut value = Vec::with_capacity(81);
     for number in [place.pack, place.offset, place.len] {
         value.extend_from_slice(&number.to_le_bytes());
     }
@@ -174,6 +210,7 @@ pub(crate) fn place_value(place: &CellLocation) -> Vec<u8> {
     value.extend_from_slice(&place.layer.to_le_bytes());
     value.extend_from_slice(&place.tokens.to_le_bytes());
     value.push(place.codec);
+    value.extend_from_slice(&place.owner);
     value
 }
 
@@ -186,6 +223,8 @@ fn read_place(value: &[u8]) -> Option<CellLocation> {
         layer: u32::from_le_bytes(value.get(56..60)?.try_into().ok()?),
         tokens: u32::from_le_bytes(value.get(60..64)?.try_into().ok()?),
         codec: *value.get(64)?,
+        // Entries that were written before cells had owners end here.
+        owner: value.get(65..81).map_or(Some(OwnerId::default()), |owner| owner.try_into().ok())?,
     })
 }
 

@@ -50,7 +50,9 @@ impl PackStore {
                 report.present.push(cell.id);
                 continue;
             }
-            match self.write_cell(&mut tail, cell, &mut report) {
+            let own = written.iter().filter(|(_, place)| place.owner == cell.owner);
+            let unindexed = own.map(|(_, place)| record_len(place.len)).sum();
+            match self.write_cell(&mut tail, cell, unindexed, &mut report) {
                 Ok(Ok(place)) => written.push((cell.id, place)),
                 Ok(Err(refusal)) => report.refused.push((cell.id, refusal)),
                 Err(error) => {
@@ -75,11 +77,12 @@ impl PackStore {
         failed.map_or(Ok(report), Err)
     }
 
-    /// Writes one cell, without syncing it.
+    /// Writes one cell, without syncing it. `unindexed` are bytes of its owner that were written before it in the same put.
     fn write_cell(
         &self,
         tail: &mut MutexGuard<'_, Option<Tail>>,
         cell: &CellWrite<'_>,
+        unindexed: u64,
         report: &mut PutReport,
     ) -> Result<Result<CellLocation, Refusal>, CellError> {
         let len = cell.payload.len() as u64;
@@ -87,7 +90,13 @@ impl PackStore {
             return Ok(Err(Refusal::TooLarge { len, limit: MAX_CELL_PAYLOAD as u64 }));
         }
         let size = record_len(len);
-        if !self.make_room(tail, size, &mut report.evicted)? {
+        if let Some(quota) = cell.owner_quota {
+            let most = quota.saturating_sub(unindexed + size);
+            if unindexed + size > quota || !self.shrink_owner(tail, &cell.owner, most, &mut report.evicted)? {
+                return Ok(Err(Refusal::OwnerQuota { quota }));
+            }
+        }
+        if !self.make_room(tail, &cell.owner, size, &mut report.evicted)? {
             return Ok(Err(Refusal::Quota { quota: self.parts.quota }));
         }
         // The wait is the tier's, not the disk's; nobody cancels a write.

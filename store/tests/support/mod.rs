@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use store::{CellId, CellWrite, Disk, MetaKind, Retention, Segment, Store, StoreOptions};
+use store::{CellId, CellWrite, Disk, MetaKind, OwnerId, Retention, Segment, Store, StoreOptions};
 
 pub(crate) const CONTRACT: [u8; 32] = [7; 32];
 
@@ -55,6 +55,8 @@ pub(crate) fn cell(number: u64, payload: &[u8]) -> CellWrite<'_> {
         layer: number as u32,
         tokens: 64,
         codec: 1,
+        owner: OwnerId::default(),
+        owner_quota: None,
         payload,
     }
 }

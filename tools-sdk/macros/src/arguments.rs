@@ -2,7 +2,9 @@
 
 use proc_macro2::{Span, TokenStream};
 use syn::parse::{ParseStream, Parser};
-use syn::{Attribute, Error, Expr, ExprArray, ExprLit, Ident, Lit, LitStr, Meta, Path, Result, Token};
+use syn::{
+    Attribute, Error, Expr, ExprArray, ExprLit, Ident, Lit, LitInt, LitStr, Meta, Path, Result, Token,
+};
 
 /// The arguments of either attribute.
 #[derive(Default)]
@@ -11,6 +13,8 @@ pub(crate) struct Arguments {
     pub(crate) effect: Option<LitStr>,
     pub(crate) wants: Vec<LitStr>,
     pub(crate) text: Option<Path>,
+    pub(crate) expected_ms: Option<LitInt>,
+    pub(crate) expected_seconds_of: Option<LitStr>,
 }
 
 impl Arguments {
@@ -29,6 +33,8 @@ impl Arguments {
                     "name" => arguments.name = Some(input.parse()?),
                     "effect" => arguments.effect = Some(input.parse()?),
                     "text" => arguments.text = Some(input.parse()?),
+                    "expected_ms" => arguments.expected_ms = Some(input.parse()?),
+                    "expected_seconds_of" => arguments.expected_seconds_of = Some(input.parse()?),
                     _ => arguments.wants = strings(&input.parse()?)?,
                 }
                 if !input.is_empty() {

@@ -15,7 +15,9 @@ use proc_macro::TokenStream;
 /// - `effect = "pure" | "read" | "idempotent" | "effect"` (required): what a call may change;
 /// - `name = "..."`: the tool's name, when it is not the function's;
 /// - `wants = ["files", ...]`: imports used beyond log and clock;
-/// - `text = path`: `fn(&Out) -> String`, the output for reading, when it is not its JSON.
+/// - `text = path`: `fn(&Out) -> String`, the output for reading, when it is not its JSON;
+/// - `expected_ms = 2000`: how long a call usually takes, milliseconds;
+/// - `expected_seconds_of = "..."`: the property of the input that says how many seconds a call takes.
 ///
 /// A type with the function's name stands for the tool, so that a test can say `host.call::<name>(...)`.
 ///

@@ -1,13 +1,15 @@
 //! `#[tool]`: from a function to an implementation of `tools_sdk::tool::Tool`.
 
 use proc_macro2::TokenStream;
-use quote::quote;
+use quote::{ToTokens, quote};
 use syn::{Error, FnArg, ItemFn, Result, ReturnType, Type};
 
 use crate::arguments::{Arguments, check_name, description};
 
+const ARGUMENTS: [&str; 6] = ["name", "effect", "wants", "text", "expected_ms", "expected_seconds_of"];
+
 pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> Result<TokenStream> {
-    let arguments = Arguments::parse(arguments, &["name", "effect", "wants", "text"])?;
+    let arguments = Arguments::parse(arguments, &ARGUMENTS)?;
     let function: ItemFn = syn::parse2(item)?;
     let ident = &function.sig.ident;
     let visibility = &function.vis;
@@ -25,6 +27,8 @@ pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> Result<TokenS
             }
         }
     });
+    let expected_ms = expected_ms(&arguments)?;
+    let expected_seconds_of = option(arguments.expected_seconds_of.as_ref());
     Ok(quote! {
         #function
 
@@ -40,6 +44,8 @@ pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> Result<TokenS
             const DESCRIPTION: &'static str = #description;
             const EFFECT: ::tools_sdk::tool::Effect = #effect;
             const WANTS: &'static [&'static str] = &[#(#wants),*];
+            const EXPECTED_MS: ::core::option::Option<u64> = #expected_ms;
+            const EXPECTED_SECONDS_OF: ::core::option::Option<&'static str> = #expected_seconds_of;
 
             fn call(
                 input: Self::Input,
@@ -68,6 +74,19 @@ fn effect(arguments: &Arguments, function: &ItemFn) -> Result<TokenStream> {
         "effect" => quote!(::tools_sdk::tool::Effect::Effect),
         _ => return Err(Error::new(effect.span(), format!("an effect is {choices}"))),
     })
+}
+
+/// The milliseconds of `expected_ms`, as an expression.
+fn expected_ms(arguments: &Arguments) -> Result<TokenStream> {
+    let milliseconds = arguments.expected_ms.as_ref().map(syn::LitInt::base10_parse::<u64>).transpose()?;
+    Ok(option(milliseconds.as_ref()))
+}
+
+fn option<T: ToTokens>(value: Option<&T>) -> TokenStream {
+    match value {
+        Some(value) => quote!(::core::option::Option::Some(#value)),
+        None => quote!(::core::option::Option::None),
+    }
 }
 
 fn input_type(function: &ItemFn) -> Result<&Type> {

@@ -36,19 +36,40 @@ pub struct Status {
     pub context_length: u32,
 }
 
+/// What a restore loaded from one tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TierLoads {
+    /// Tokens whose every layer was loaded, with this tier the lowest that one of their cells came from.
+    pub tokens: u32,
+    /// Cells.
+    pub cells: u32,
+    /// Bytes moved, cells included that were computed again in the end.
+    pub bytes: u64,
+}
+
 /// What a restore did. A cell is one layer of one chunk of tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RestoreReport {
+    /// Tokens on the device afterwards.
+    pub tokens: u32,
+    /// Of these, still there before.
+    pub tokens_resident: u32,
+    /// Tokens whose every layer was loaded.
+    pub tokens_loaded: u32,
+    /// Tokens of which some layers were loaded and some computed again.
+    pub tokens_mixed: u32,
+    /// Tokens whose every layer was computed again.
+    pub tokens_recomputed: u32,
     /// Cells read from a tier.
     pub cells_loaded: u32,
     /// Cells computed again.
     pub cells_recomputed: u32,
     /// Cells that were found and not used.
     pub cells_refused: u32,
-    /// Tokens whose every layer was loaded.
-    pub tokens_loaded: u32,
-    /// Tokens computed again.
-    pub tokens_recomputed: u32,
+    /// What came from host memory.
+    pub from_host: TierLoads,
+    /// What came from disk.
+    pub from_disk: TierLoads,
     /// How long it took.
     pub milliseconds: f64,
 }

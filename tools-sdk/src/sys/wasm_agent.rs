@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::agent::chat::{Chunk, Constraint, Finish, Options, Retention, Role, Segment, SegmentKind};
-use crate::agent::context::{KvState, RestoreReport, Status};
+use crate::agent::context::{KvState, RestoreReport, Status, TierLoads};
 use crate::agent::{segments, tools};
 use crate::bindings::agent::session_runtime::agent as imports;
 
@@ -100,13 +100,22 @@ pub(crate) fn context_status() -> Status {
 
 pub(crate) fn context_last_restore() -> Option<RestoreReport> {
     imports::context::last_restore().map(|report| RestoreReport {
+        tokens: report.tokens,
+        tokens_resident: report.tokens_resident,
+        tokens_loaded: report.tokens_loaded,
+        tokens_mixed: report.tokens_mixed,
+        tokens_recomputed: report.tokens_recomputed,
         cells_loaded: report.cells_loaded,
         cells_recomputed: report.cells_recomputed,
         cells_refused: report.cells_refused,
-        tokens_loaded: report.tokens_loaded,
-        tokens_recomputed: report.tokens_recomputed,
+        from_host: tier_loads(report.from_host),
+        from_disk: tier_loads(report.from_disk),
         milliseconds: report.milliseconds,
     })
+}
+
+fn tier_loads(loads: imports::context::TierLoads) -> TierLoads {
+    TierLoads { tokens: loads.tokens, cells: loads.cells, bytes: loads.bytes }
 }
 
 pub(crate) fn segments_list() -> Vec<segments::Info> {

@@ -41,6 +41,10 @@ pub struct Info {
     pub effect: Effect,
     /// Imports used beyond log and clock.
     pub wants: Vec<String>,
+    /// Milliseconds a call usually takes.
+    pub expected_ms: Option<u64>,
+    /// The property of the input that says how many seconds a call takes.
+    pub expected_seconds_of: Option<String>,
 }
 
 /// Facts of one call.
@@ -96,6 +100,10 @@ pub trait Tool {
     const EFFECT: Effect;
     /// Imports used beyond log and clock.
     const WANTS: &'static [&'static str];
+    /// Milliseconds a call usually takes.
+    const EXPECTED_MS: Option<u64> = None;
+    /// The property of the input that says how many seconds a call takes.
+    const EXPECTED_SECONDS_OF: Option<&'static str> = None;
 
     /// Runs one call.
     ///
@@ -132,6 +140,8 @@ pub fn describe<T: Tool>() -> Result<Info, Error> {
         output_schema: schema::output::<T::Output>()?,
         effect: T::EFFECT,
         wants: T::WANTS.iter().map(|want| (*want).to_owned()).collect(),
+        expected_ms: T::EXPECTED_MS,
+        expected_seconds_of: T::EXPECTED_SECONDS_OF.map(str::to_owned),
     })
 }
 

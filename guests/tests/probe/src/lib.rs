@@ -69,7 +69,22 @@ fn act(word: &str, rest: &str, params: &Params, last: &mut String) -> Result<Str
         }
         "restore" => context::last_restore().map_or_else(
             || "none".to_owned(),
-            |report| format!("{} {}", report.tokens_loaded, report.tokens_recomputed),
+            |report| {
+                let tiers = [report.from_host, report.from_disk]
+                    .map(|tier| format!("{}/{}/{}", tier.tokens, tier.cells, tier.bytes));
+                let [host, disk] = tiers;
+                format!(
+                    "{} = {} + {} + {} + {}; host {host} disk {disk}; cells {} {} {}",
+                    report.tokens,
+                    report.tokens_resident,
+                    report.tokens_loaded,
+                    report.tokens_mixed,
+                    report.tokens_recomputed,
+                    report.cells_loaded,
+                    report.cells_recomputed,
+                    report.cells_refused
+                )
+            },
         ),
         "set" => state::set(pair.0, pair.1).map(|()| "done".to_owned())?,
         "get" => state::get(rest).unwrap_or_else(|| "nothing".to_owned()),

@@ -13,8 +13,10 @@ use crate::error::Error;
 use crate::restore::plan::RestoreMode;
 use crate::restore::report::RestoreReport;
 use crate::scheduler::simulation::{Machine, Overstay, Progress, Simulation};
+use crate::scheduler::tenants::TenantQuotas;
 use crate::scheduler::{
-    GenerationEvent, HostControl, IdlePolicyName, KvObserver, KvTransition, SchedulerOptions, Speculation,
+    GenerationEvent, HostControl, IdlePolicyName, KvObserver, KvTransition, OpenSession, SchedulerOptions,
+    Speculation,
 };
 
 /// What happened to KV.
@@ -99,6 +101,7 @@ pub(super) fn options(policy: IdlePolicyName, idle_ttl: Duration, context_length
         // What is compared is how policies use the device and the disk.
         host_budget_bytes: 0,
         host_control: HostControl::default(),
+        tenants: TenantQuotas::default(),
         step_seconds: 0.15,
         trace: None,
     }
@@ -149,7 +152,7 @@ pub(super) fn drive(run: &Run<'_>) -> Result<Outcome, Error> {
         if run.begun_before {
             simulation.open_with(&script.id, history, saves);
         } else {
-            simulation.open(&script.id, None);
+            simulation.open(&script.id, OpenSession::default());
             simulation.append(&script.id, history);
         }
     }

@@ -15,7 +15,6 @@ use crate::bench::Setup;
 use crate::engine::sampler::SamplingParams;
 use crate::engine::{self, Engine, EngineOptions};
 use crate::error::Error;
-use crate::kv::codec::KvCodec;
 use crate::kv::contract::Contract;
 use crate::models::progress::Silent;
 use crate::models::{self, LoadedModel};
@@ -24,7 +23,7 @@ use crate::restore::report::RestoreReport;
 use crate::runtime::{self, STEP_ROWS};
 use crate::scheduler::simulation::{DiskCost, Machine};
 use crate::scheduler::{
-    GenerationEvent, GenerationRequest, IdlePolicyName, KvObserver, KvTransition, Scheduler,
+    GenerationEvent, GenerationRequest, IdlePolicyName, KvObserver, KvTransition, OpenSession, Scheduler,
 };
 
 /// Tokens of the session that is written to disk and read back to measure that.
@@ -110,7 +109,7 @@ impl Real {
         for run in 0..MOVES {
             let session: Arc<str> = format!("moved-{run}").into();
             let history = tokens(run, 0, MOVED_TOKENS, self.model.config.vocab as u64);
-            scheduler.open(&session, Vec::new(), None, None, KvCodec::Raw)?;
+            scheduler.open(&session, OpenSession::default())?;
             scheduler.append(&session, history)?;
             message(&scheduler, &session, 1).await?;
             let change = scheduler.evict(&session).await?;
@@ -152,7 +151,7 @@ async fn session(
     script: &Script,
     vocab: u64,
 ) -> Result<Vec<f64>, Error> {
-    scheduler.open(&script.id, Vec::new(), None, None, KvCodec::Raw)?;
+    scheduler.open(&script.id, OpenSession::default())?;
     scheduler.append(&script.id, tokens(index, 0, script.history, vocab))?;
     tokio::time::sleep(script.start).await;
     let (mut latencies, mut place) = (Vec::new(), script.history);

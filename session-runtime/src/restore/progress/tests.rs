@@ -29,7 +29,7 @@ fn outlook<'a>(
     load: &'a dyn Fn(&PerSource<Amount>) -> f64,
     stalled: f64,
 ) -> Outlook<'a> {
-    Outlook { compute_chunk: compute, load, stalled }
+    Outlook { compute_chunk: compute, load, stalled, others: Work::default() }
 }
 
 /// Runs a restore with a tier that answers every request at once, refusing what `refuse` says.
@@ -170,6 +170,44 @@ fn a_tier_that_is_nearly_done_is_waited_for() {
             other => panic!("{other:?}"),
         }
     }
+}
+
+#[test]
+fn what_other_restores_have_left_comes_before_what_is_taken_over_or_asked_for_now() {
+    let (compute, load) = (|_: usize| 0.4, |left: &PerSource<Amount>| left.disk.cells as f64 * 0.025);
+    let beside = |others| Outlook { others, ..outlook(&compute, &load, 0.0) };
+    for (seconds, waits) in [(0.0, false), (0.5, true)] {
+        let mut progress = Progress::new(&chunks(10), &[0; 10], LAYERS, RestoreMode::Planned);
+        let others = Work { compute: seconds, ..Work::default() };
+        for _ in 0..10 {
+            assert!(matches!(progress.next(4, &beside(others)), Action::Load { .. }));
+        }
+        assert_eq!(progress.left(&|_, _| 0.4), Work { compute: 0.0, load: chunk_loads(10) });
+        assert_eq!(
+            progress.next(4, &beside(others)) == Action::Wait,
+            waits,
+            "compute is taken for {seconds} s"
+        );
+    }
+    for (cells, loads) in [(0, true), (200, false)] {
+        let mut progress = Progress::new(&chunks(10), &[LAYERS; 10], LAYERS, RestoreMode::Planned);
+        assert_eq!(progress.left(&|_, layers| 0.1 * f64::from(layers)).compute.round(), 4.0);
+        let mut others = Work::default();
+        others.load.add(Source::Disk, cells, 1);
+        let next = progress.next(4, &beside(others));
+        assert_eq!(
+            matches!(next, Action::Load { chunk: 9, .. }),
+            loads,
+            "the disk has {cells} cells to bring"
+        );
+    }
+}
+
+/// What the disk brings of so many chunks.
+fn chunk_loads(count: usize) -> PerSource<Amount> {
+    let mut loads = PerSource::default();
+    loads.add(Source::Disk, count * LAYERS as usize, 64 * 8);
+    loads
 }
 
 #[test]

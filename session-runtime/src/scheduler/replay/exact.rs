@@ -18,11 +18,14 @@ use crate::kv::contract::Contract;
 use crate::restore::cost::Costs;
 use crate::restore::report::RestoreReport;
 use crate::scheduler::simulation::{SimulatedDevice, contract};
+use crate::scheduler::tenants::Tenant;
 use crate::scheduler::trace::{
     Cause, Effect, Record, Recorder, Restored, SessionNumber, Surroundings, Told, TraceHeader,
 };
 use crate::scheduler::worker::Worker;
-use crate::scheduler::{Command, GenerationEvent, HostControl, KvObserver, KvTransition, RestReason};
+use crate::scheduler::{
+    Command, GenerationEvent, HostControl, KvObserver, KvTransition, OpenSession, RestReason,
+};
 
 /// Sessions by the numbers of a trace.
 #[derive(Default)]
@@ -310,12 +313,15 @@ pub(super) fn command(
     contract: &Contract,
 ) -> Result<Command, Error> {
     Ok(match cause {
-        Cause::Open { id, tokens, saved_under, idle_ttl_ms, codec } => Command::Open {
+        Cause::Open { id, tenant, tokens, saved_under, idle_ttl_ms, codec } => Command::Open {
             session: sessions.add(new, id),
-            tokens: tokens.clone(),
-            saved_under: saved_under.as_ref().map(|fields| Box::new(differing(contract, fields))),
-            idle_ttl_ms: *idle_ttl_ms,
-            codec: setting::word(codec)?,
+            opening: Box::new(OpenSession {
+                tenant: Tenant::named(tenant.as_deref()),
+                tokens: tokens.clone(),
+                saved_under: saved_under.as_ref().map(|fields| differing(contract, fields)),
+                idle_ttl_ms: *idle_ttl_ms,
+                codec: setting::word(codec)?,
+            }),
         },
         Cause::Append { session, tokens } => {
             Command::Append { session: sessions.id(*session)?, tokens: tokens.clone() }

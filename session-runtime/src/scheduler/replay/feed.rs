@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use store::{CellId, Clock, Lease};
+use store::{CellId, Clock, Lease, OwnerId};
 
 use crate::kv::chunk::{Chunk, ChunkId};
 use crate::scheduler::port::TierPort;
@@ -155,6 +155,11 @@ impl TierPort for Feed {
 
     fn limit(&self) -> Option<u64> {
         self.state().limit
+    }
+
+    fn held_by(&self, _: &OwnerId) -> u64 {
+        // Only told, never decided by.
+        0
     }
 
     fn ask(&self, request: TierRequest) {

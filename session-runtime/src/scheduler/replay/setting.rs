@@ -12,7 +12,8 @@ use crate::error::Error;
 use crate::kv::chunk::CHUNK_TOKENS;
 use crate::models::architecture::{LayerKind, ModelConfig};
 use crate::scheduler::simulation::{SimulatedDevice, Steps, engine, shaped};
-use crate::scheduler::trace::{TraceHeader, TracedShape};
+use crate::scheduler::tenants::{TenantQuota, TenantQuotas};
+use crate::scheduler::trace::{TraceHeader, TracedQuota, TracedShape};
 use crate::scheduler::{HostControl, SchedulerOptions};
 
 /// Most of anything that a header may name: enough for any model, and few enough to be tried.
@@ -36,9 +37,18 @@ pub(super) fn options(header: &TraceHeader) -> Result<SchedulerOptions, Error> {
         share_prefixes: options.share_prefixes,
         host_budget_bytes: options.host_budget_bytes,
         host_control: HostControl::default(),
+        tenants: TenantQuotas {
+            named: options.quotas.iter().map(|(name, of)| (name.clone(), quota(of))).collect(),
+            others: quota(&options.others),
+        },
         step_seconds: options.step_seconds,
         trace: None,
     })
+}
+
+fn quota(traced: &TracedQuota) -> TenantQuota {
+    let TracedQuota { device_bytes, host_bytes, disk_bytes } = *traced;
+    TenantQuota { device_bytes, host_bytes, disk_bytes }
 }
 
 /// A model with KV of the traced shape.

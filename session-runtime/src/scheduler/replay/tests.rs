@@ -14,11 +14,12 @@ use crate::kv::codec::KvCodec;
 use crate::restore::plan::RestoreMode;
 use crate::restore::report::RestoreReport;
 use crate::scheduler::simulation::{DeviceCost, DiskCost, Machine, Progress, Simulation};
+use crate::scheduler::tenants::TenantQuotas;
 use crate::scheduler::trace::tests::change;
 use crate::scheduler::trace::{Effect, TraceOptions};
 use crate::scheduler::{
-    Command, GenerationEvent, HostControl, KvObserver, KvTransition, RestReason, SchedulerOptions,
-    Speculation,
+    Command, GenerationEvent, HostControl, KvObserver, KvTransition, OpenSession, RestReason,
+    SchedulerOptions, Speculation,
 };
 
 /// What someone saw who knows nothing of traces.
@@ -92,6 +93,7 @@ fn options(setting: &Setting, trace: &Path) -> SchedulerOptions {
         share_prefixes: true,
         host_budget_bytes: setting.host_tokens * TOKEN_BYTES,
         host_control: HostControl::default(),
+        tenants: TenantQuotas::default(),
         step_seconds: 0.1,
         trace: Some(TraceOptions { file: trace.to_owned(), model: "simulated".to_owned() }),
     }
@@ -358,13 +360,8 @@ fn a_packed_session_is_replayed_with_the_bytes_it_had() {
     let options = options(&setting, &trace);
     let mut simulation = Simulation::new(&machine(900), options, Box::new(witness.clone())).unwrap();
     let id: Arc<str> = "packed".into();
-    simulation.worker.command(Command::Open {
-        session: Arc::clone(&id),
-        tokens: Vec::new(),
-        saved_under: None,
-        idle_ttl_ms: None,
-        codec: KvCodec::Int4,
-    });
+    let opening = Box::new(OpenSession { codec: KvCodec::Int4, ..OpenSession::default() });
+    simulation.worker.command(Command::Open { session: Arc::clone(&id), opening });
     simulation.append(&id, (0..300).collect());
     for _ in 0..2 {
         let mut told = simulation.generate(&id, 4);

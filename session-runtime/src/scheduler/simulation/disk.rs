@@ -1,11 +1,11 @@
-//! A tier without bytes: it knows which cells it has, and answers one request after the other when their time has passed.
+//! A tier without bytes and without quotas: it knows which cells it has, and answers one request after the other when their time has passed.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use store::{CellId, Clock, Lease, ManualClock};
+use store::{CellId, Clock, Lease, ManualClock, OwnerId};
 
 use crate::kv::chunk::ChunkId;
 use crate::scheduler::port::TierPort;
@@ -30,6 +30,8 @@ pub(super) struct Disk {
     saved: HashMap<(ChunkId, u32), usize>,
     /// Bytes that it was given.
     written: u64,
+    /// Bytes that each owner saved.
+    held: HashMap<OwnerId, u64>,
     waiting: VecDeque<TierRequest>,
     /// The request that is served, and when it will have been.
     serving: Option<(Duration, TierRequest)>,
@@ -46,6 +48,7 @@ impl DiskPort {
             cost,
             saved: HashMap::new(),
             written: 0,
+            held: HashMap::new(),
             waiting: VecDeque::new(),
             serving: None,
         })))
@@ -102,6 +105,10 @@ impl TierPort for DiskPort {
         None
     }
 
+    fn held_by(&self, owner: &OwnerId) -> u64 {
+        self.state().held.get(owner).copied().unwrap_or_default()
+    }
+
     fn ask(&self, request: TierRequest) {
         let mut disk = self.state();
         let now = disk.clock.monotonic();
@@ -138,9 +145,10 @@ impl Disk {
     fn serve(&mut self, request: TierRequest) -> Option<TierAnswer> {
         let seconds = self.seconds(&request);
         match request {
-            TierRequest::Save { session, chunk, cells, .. } => {
+            TierRequest::Save { session, owner, chunk, cells, .. } => {
                 let bytes = cells.iter().map(|(_, cell)| cell.len() as u64).sum();
                 self.written += bytes;
+                *self.held.entry(owner).or_default() += bytes;
                 self.saved.extend(cells.iter().map(|(layer, cell)| ((chunk.id, *layer), cell.len())));
                 Some(TierAnswer::Saved { session, chunk, bytes, outcome: Ok(()) })
             }

@@ -3,6 +3,8 @@
 
 mod device;
 mod disk;
+#[cfg(test)]
+pub(super) mod sessions;
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -20,14 +22,16 @@ use disk::DiskPort;
 
 use super::idle::RestReason;
 use super::sequence::Sequence;
+use super::tenants::TenantView;
 use super::trace::Surroundings;
 use super::worker::{Phase, TICK, Worker};
-use super::{Command, DeviceView, GenerationEvent, GenerationRequest, KvObserver, SchedulerOptions};
+use super::{
+    Command, DeviceView, GenerationEvent, GenerationRequest, KvObserver, OpenSession, SchedulerOptions,
+};
 use crate::engine::sampler::SamplingParams;
 use crate::engine::{Engine, Weights};
 use crate::error::Error;
 use crate::kv::chunk::chunks;
-use crate::kv::codec::KvCodec;
 use crate::kv::contract::Contract;
 use crate::models::architecture::{Architecture, Gate, LayerKind, ModelConfig};
 
@@ -215,16 +219,9 @@ impl Simulation {
         self.clock.monotonic()
     }
 
-    /// Makes a session known that has computed nothing.
-    pub fn open(&mut self, session: &Arc<str>, idle_ttl_ms: Option<u64>) {
-        let session = Arc::clone(session);
-        self.worker.command(Command::Open {
-            session,
-            tokens: Vec::new(),
-            saved_under: None,
-            idle_ttl_ms,
-            codec: KvCodec::Raw,
-        });
+    /// Makes a session known.
+    pub fn open(&mut self, session: &Arc<str>, opening: OpenSession) {
+        self.worker.command(Command::Open { session: Arc::clone(session), opening: Box::new(opening) });
     }
 
     /// Makes a session known with a history, and its KV on the tier; where it is not `saved`, lost.
@@ -232,15 +229,8 @@ impl Simulation {
         if saved {
             self.hold(&tokens);
         }
-        let saved_under = saved.then(|| Box::new(self.worker.contract.clone()));
-        let session = Arc::clone(session);
-        self.worker.command(Command::Open {
-            session,
-            tokens,
-            saved_under,
-            idle_ttl_ms: None,
-            codec: KvCodec::Raw,
-        });
+        let saved_under = saved.then(|| self.worker.contract.clone());
+        self.open(session, OpenSession { tokens, saved_under, ..OpenSession::default() });
     }
 
     /// Has the KV of a history on the tier.
@@ -294,6 +284,11 @@ impl Simulation {
     /// Bytes of cells that the tier was given.
     pub(super) fn bytes_written(&self) -> u64 {
         self.disk.written()
+    }
+
+    /// What each tenant holds.
+    pub fn tenants(&self) -> Vec<TenantView> {
+        self.worker.tenants()
     }
 
     /// Whether nothing is left to do but what the clock brings.

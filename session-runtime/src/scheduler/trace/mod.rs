@@ -20,10 +20,11 @@ use store::Clock;
 
 pub use file::{TRACE_VERSION, TraceEnd, TraceReader};
 pub(super) use record::{Cause, Effect, Record, Restored, SessionNumber, Taken, Told};
-pub use record::{TraceHeader, TracedOptions, TracedShape};
+pub use record::{TraceHeader, TracedOptions, TracedQuota, TracedShape};
 pub(super) use recorder::Recorder;
 
 use super::port::TierPort;
+use super::tenants::TenantQuota;
 use super::{KvObserver, SchedulerOptions};
 use crate::engine::Engine;
 use crate::error::Error;
@@ -119,6 +120,7 @@ impl TracedShape {
 
 impl TracedOptions {
     fn of(options: &SchedulerOptions) -> Self {
+        let named = options.tenants.named.iter();
         Self {
             idle_policy: options.idle_policy.as_str().to_owned(),
             restore_mode: options.restore_mode.to_string(),
@@ -129,7 +131,16 @@ impl TracedOptions {
             share_prefixes: options.share_prefixes,
             host_budget_bytes: options.host_budget_bytes,
             step_seconds: options.step_seconds,
+            quotas: named.map(|(name, quota)| (name.clone(), TracedQuota::of(quota))).collect(),
+            others: TracedQuota::of(&options.tenants.others),
         }
+    }
+}
+
+impl TracedQuota {
+    fn of(quota: &TenantQuota) -> Self {
+        let TenantQuota { device_bytes, host_bytes, disk_bytes } = *quota;
+        Self { device_bytes, host_bytes, disk_bytes }
     }
 }
 

@@ -75,6 +75,21 @@ pub struct TracedOptions {
     pub host_budget_bytes: u64,
     /// Seconds that a step may be predicted to take while sessions wait.
     pub step_seconds: f64,
+    /// How much of each tier the tenants may take that have a quota of their own.
+    pub quotas: Vec<(String, TracedQuota)>,
+    /// How much of each tier each other tenant may take.
+    pub others: TracedQuota,
+}
+
+/// Bytes that a tenant may have on each tier; none: as many as the tier has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TracedQuota {
+    /// On the device.
+    pub device_bytes: Option<u64>,
+    /// In host memory.
+    pub host_bytes: Option<u64>,
+    /// On disk.
+    pub disk_bytes: Option<u64>,
 }
 
 /// One thing that came to the scheduler, and what became of it.
@@ -149,6 +164,8 @@ pub(in crate::scheduler) enum Cause {
     /// A session became known. It has the next number.
     Open {
         id: String,
+        /// Whose it is; none of the sessions that name no tenant.
+        tenant: Option<String>,
         tokens: Vec<u32>,
         /// The fields in which the contract of its saved cells differs; none, where it has saved nothing.
         saved_under: Option<Vec<String>>,

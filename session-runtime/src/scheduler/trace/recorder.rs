@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::kv::contract::Contract;
 use crate::scheduler::host_control::HostControl;
 use crate::scheduler::tier::TierAnswer;
-use crate::scheduler::{Command, RestReason};
+use crate::scheduler::{Command, OpenSession, RestReason};
 
 /// The scheduler's handle of its trace.
 #[derive(Clone, Default)]
@@ -297,11 +297,13 @@ impl Recording {
     /// A command as a trace has it.
     fn cause(&mut self, command: &Command) -> Option<Cause> {
         Some(match command {
-            Command::Open { session, tokens, saved_under, idle_ttl_ms, codec } => {
+            Command::Open { session, opening } => {
+                let OpenSession { tenant, tokens, saved_under, idle_ttl_ms, codec } = &**opening;
                 let (names, chain) = self.key.history(tokens, 0);
                 self.known(session, chain);
                 Cause::Open {
                     id: session.to_string(),
+                    tenant: tenant.name().map(str::to_owned),
                     tokens: names,
                     saved_under: saved_under.as_ref().map(|saved| {
                         self.contract.relation(saved).fields().into_iter().map(str::to_owned).collect()
@@ -346,9 +348,11 @@ impl Recording {
                 self.closing = Some(session);
                 Cause::Close { session }
             }
-            Command::View { .. } | Command::Device { .. } | Command::Host { .. } | Command::Settle { .. } => {
-                return None;
-            }
+            Command::View { .. }
+            | Command::Device { .. }
+            | Command::Host { .. }
+            | Command::Tenants { .. }
+            | Command::Settle { .. } => return None,
         })
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use store::{CellId, Clock, Lease};
+use store::{CellId, Clock, Lease, OwnerId};
 
 use super::record::{Effect, Loads, Restored};
 use super::recorder::Recorder;
@@ -56,6 +56,10 @@ impl TierPort for RecordedTier {
     fn limit(&self) -> Option<u64> {
         let limit = self.tier.limit();
         self.recorder.recording().map_or(limit, |mut recording| recording.limit(limit))
+    }
+
+    fn held_by(&self, owner: &OwnerId) -> u64 {
+        self.tier.held_by(owner)
     }
 
     fn ask(&self, request: TierRequest) {

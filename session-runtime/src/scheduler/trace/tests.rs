@@ -40,6 +40,8 @@ fn header() -> TraceHeader {
             share_prefixes: true,
             host_budget_bytes: 1 << 20,
             step_seconds: 0.15,
+            quotas: vec![("a".to_owned(), TracedQuota { device_bytes: Some(5), ..TracedQuota::default() })],
+            others: TracedQuota { disk_bytes: Some(7), ..TracedQuota::default() },
         },
         costs: Some(vec![1, 2, 3]),
         began_ns: 77,
@@ -49,6 +51,7 @@ fn header() -> TraceHeader {
 fn records() -> Vec<Record> {
     let open = Cause::Open {
         id: "s".to_owned(),
+        tenant: Some("a".to_owned()),
         tokens: (0..500).map(|place| place * 31).collect(),
         saved_under: Some(vec!["rope".to_owned()]),
         idle_ttl_ms: None,
