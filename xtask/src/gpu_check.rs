@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode, Stdio};
 use clap::Args;
 
 use crate::kernels::{self, ARCHITECTURES};
-use crate::process::{Failure, cargo, is_installed, program, run as run_process, target_dir};
+use crate::process::{Failure, cargo, is_installed, program, root, run as run_process, target_dir};
 
 /// Test programs of the kernels that can run on a GPU.
 const TESTS: [&str; 3] = ["cuda_kernels", "cuda_attention", "cuda_model"];
@@ -79,7 +79,8 @@ fn pack(folder: &Path, said: &str) -> Result<(), Failure> {
     place(&program(), &folder.join("session-runtime"))?;
     for test in TESTS {
         let missing = || Failure::Other(format!("cargo does not say where {test} is"));
-        place(&executable(said, test).ok_or_else(missing)?, &tests.join(test))?;
+        // Cargo names it from the root of the workspace.
+        place(&root().join(executable(said, test).ok_or_else(missing)?), &tests.join(test))?;
     }
     let shim = tests.join("kernels-on-cpu.so");
     if shim.exists() {
