@@ -44,7 +44,7 @@ impl<B: Backend> Worker<B> {
 
     /// The session on the device that begins with most of `tokens`, and how many, in whole pages.
     fn longest_resident(&self, session: &str, tokens: &[u32]) -> Option<(Arc<str>, usize)> {
-        let Some(tenant) = self.sequences.get(session).map(|sequence| &sequence.tenant) else { return None };
+        let tenant = &self.sequences.get(session)?.tenant;
         self.sequences
             .values()
             .filter(|other| other.tenant == *tenant)
