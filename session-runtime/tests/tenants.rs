@@ -112,8 +112,8 @@ async fn i2_a_tenant_at_its_quota_of_the_disk_loses_its_own_oldest_kv_and_no_tok
     let directory = tempfile::tempdir().unwrap();
     // A cell of 64 tokens takes 48 KiB and a header, in whole blocks: one session and a half.
     let chunks = expected[0].len() as u64 / 64 * 3 / 2;
-    let disk_bytes = Some(chunks * 30 * (52 << 10));
-    let quota = TenantQuota { disk_bytes, ..TenantQuota::default() };
+    let most = chunks * 30 * (52 << 10);
+    let quota = TenantQuota { disk_bytes: Some(most), ..TenantQuota::default() };
     let tenants = quotas(&[("a", quota), ("none", TenantQuota { disk_bytes: Some(0), ..quota })]);
     // Loads wait for the disk, so that only what it lacks is refused.
     let restore_mode = RestoreMode::Load;
@@ -127,7 +127,7 @@ async fn i2_a_tenant_at_its_quota_of_the_disk_loses_its_own_oldest_kv_and_no_tok
     let tenants = runtime.info().await.unwrap().tenants;
     let held =
         |name: &str| tenants.iter().find(|tenant| tenant.name.as_deref() == Some(name)).unwrap().disk_bytes;
-    assert!(held("a") <= disk_bytes.unwrap() && held("a") > disk_bytes.unwrap() * 9 / 10, "{tenants:?}");
+    assert!(held("a") <= most && held("a") > most * 9 / 10, "{tenants:?}");
     assert_eq!(held("none"), 0);
     for (id, salt, expected) in [("b-1", 3, &expected[2]), ("a-2", 2, &expected[1]), ("a-1", 1, &expected[0])]
     {
@@ -242,9 +242,9 @@ fn clients_name_a_tenant_and_operators_see_what_each_has() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_quota_for_what_is_no_name_is_refused() {
-    let directory: &Path = &tempfile::tempdir().unwrap().path().to_owned();
+    let directory = tempfile::tempdir().unwrap();
     let tenants = quotas(&[("a b", quota(Some(1), None))]);
-    let error = Runtime::open(Config { tenants, ..config(directory) }).await.err().unwrap();
+    let error = Runtime::open(Config { tenants, ..config(directory.path()) }).await.err().unwrap();
     assert_eq!(error.code, "config_invalid");
     assert!(error.message.contains("'a b'"), "{}", error.message);
 }

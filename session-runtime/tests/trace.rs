@@ -15,7 +15,6 @@ use kernels::cpu::{CpuBackend, CpuOptions};
 use serde_json::Value;
 use session_runtime::engine::sampler::SamplingParams;
 use session_runtime::engine::{self, EngineOptions};
-use session_runtime::kv::codec::KvCodec;
 use session_runtime::kv::state::KvState;
 use session_runtime::models::progress::Silent;
 use session_runtime::models::{self, Precision};
@@ -23,10 +22,11 @@ use session_runtime::restore::plan::RestoreMode;
 use session_runtime::restore::report::RestoreReport;
 use session_runtime::runtime::{STEP_ROWS, contract};
 use session_runtime::scheduler::replay::{Replay, WhatIf, replay};
+use session_runtime::scheduler::tenants::TenantQuotas;
 use session_runtime::scheduler::trace::{TraceEnd, TraceOptions, TraceReader};
 use session_runtime::scheduler::{
-    GenerationEvent, GenerationRequest, HostControl, IdlePolicyName, KvObserver, KvTransition, RestReason,
-    Scheduler, SchedulerOptions, Speculation,
+    GenerationEvent, GenerationRequest, HostControl, IdlePolicyName, KvObserver, KvTransition, OpenSession,
+    RestReason, Scheduler, SchedulerOptions, Speculation,
 };
 use session_runtime::{Config, Runtime};
 use support::{SECOND, config, create, say, story};
@@ -174,7 +174,7 @@ async fn a_trace_of_sessions_at_once_is_replayed_exactly() {
         let scheduler = Arc::clone(&scheduler);
         tokio::spawn(async move {
             let session: Arc<str> = format!("agent-{agent}").into();
-            scheduler.open(&session, Vec::new(), None, None, KvCodec::Raw).unwrap();
+            scheduler.open(&session, OpenSession::default()).unwrap();
             // A common beginning, then words that come again, so that some of them are guessed.
             let own = (0..130).map(|place| 900 + agent * 40 + place % 20);
             scheduler.append(&session, (100..260).chain(own).collect()).unwrap();

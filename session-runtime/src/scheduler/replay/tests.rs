@@ -14,7 +14,7 @@ use crate::kv::codec::KvCodec;
 use crate::restore::plan::RestoreMode;
 use crate::restore::report::RestoreReport;
 use crate::scheduler::simulation::{DeviceCost, DiskCost, Machine, Progress, Simulation};
-use crate::scheduler::tenants::TenantQuotas;
+use crate::scheduler::tenants::{Tenant, TenantQuota, TenantQuotas};
 use crate::scheduler::trace::tests::change;
 use crate::scheduler::trace::{Effect, TraceOptions};
 use crate::scheduler::{
@@ -93,10 +93,21 @@ fn options(setting: &Setting, trace: &Path) -> SchedulerOptions {
         share_prefixes: true,
         host_budget_bytes: setting.host_tokens * TOKEN_BYTES,
         host_control: HostControl::default(),
-        tenants: TenantQuotas::default(),
+        tenants: quotas(setting),
         step_seconds: 0.1,
         trace: Some(TraceOptions { file: trace.to_owned(), model: "simulated".to_owned() }),
     }
+}
+
+/// Half of the device for every tenant, and for one of them also half of host memory; in every other case none has a quota.
+fn quotas(setting: &Setting) -> TenantQuotas {
+    if setting.seed % 2 == 0 {
+        return TenantQuotas::default();
+    }
+    let device_bytes = Some(setting.device_tokens as u64 * TOKEN_BYTES / 2);
+    let host_bytes = Some(setting.host_tokens * TOKEN_BYTES / 2);
+    let others = TenantQuota { device_bytes, ..TenantQuota::default() };
+    TenantQuotas { named: [("a".to_owned(), TenantQuota { host_bytes, ..others })].into(), others }
 }
 
 fn machine(device_tokens: usize) -> Machine {
@@ -136,7 +147,8 @@ impl Agents {
         match self.draws.below(3) {
             0 => self.simulation.open_with(&id, tokens, true),
             _ => {
-                self.simulation.open(&id, None);
+                let tenant = Tenant::named([None, Some("a"), Some("b")][self.draws.below(3) as usize]);
+                self.simulation.open(&id, OpenSession { tenant, ..OpenSession::default() });
                 self.simulation.append(&id, tokens);
             }
         }
