@@ -5,8 +5,6 @@
 mod server;
 mod support;
 
-use std::path::Path;
-
 use serde_json::json;
 use server::{TestServer, get, post};
 use session_runtime::kv::state::KvState;

@@ -14,7 +14,6 @@ use kernels::cpu::{CpuBackend, CpuOptions};
 use session_runtime::engine::sampler::SamplingParams;
 use session_runtime::engine::{self, Engine, EngineOptions, LogitRows, SequenceRows};
 use session_runtime::kv::chunk::CHUNK_TOKENS;
-use session_runtime::kv::codec::KvCodec;
 use session_runtime::kv::pool::PagePool;
 use session_runtime::kv::shape::TableShape;
 use session_runtime::kv::table::{BlockTable, Need};
@@ -22,9 +21,10 @@ use session_runtime::models::progress::Silent;
 use session_runtime::models::{self, Tokenizer};
 use session_runtime::restore::plan::RestoreMode;
 use session_runtime::restore::report::RestoreReport;
+use session_runtime::scheduler::tenants::TenantQuotas;
 use session_runtime::scheduler::{
-    GenerationEvent, GenerationRequest, HostControl, IdlePolicyName, KvObserver, KvTransition, RestReason,
-    Scheduler, SchedulerOptions, Speculation,
+    GenerationEvent, GenerationRequest, HostControl, IdlePolicyName, KvObserver, KvTransition, OpenSession,
+    RestReason, Scheduler, SchedulerOptions, Speculation,
 };
 use session_runtime::{Config, Runtime};
 use support::{create, say};
@@ -349,7 +349,7 @@ async fn i1_a_history_cut_before_its_windows_goes_on_as_if_it_had_been_shorter()
     for (start, end) in [(100, 150), (405, 415), (64, 420), (0, 200)] {
         let (cut, control): (Arc<str>, Arc<str>) = ("cut".into(), "control".into());
         for session in [&cut, &control] {
-            scheduler.open(session, Vec::new(), None, None, KvCodec::Raw).unwrap();
+            scheduler.open(session, OpenSession::default()).unwrap();
         }
         scheduler.append(&cut, tokens.clone()).unwrap();
         let mut left = tokens.clone();
