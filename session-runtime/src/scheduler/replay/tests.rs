@@ -76,6 +76,8 @@ struct Setting {
     ttl_ms: u64,
     speculation: Speculation,
     seed: u64,
+    /// Whether tenants have quotas.
+    quotas: bool,
 }
 
 const TOKEN_BYTES: u64 = 4096;
@@ -99,9 +101,9 @@ fn options(setting: &Setting, trace: &Path) -> SchedulerOptions {
     }
 }
 
-/// Half of the device for every tenant, and for one of them also half of host memory; in every other case none has a quota.
+/// Half of the device for every tenant, and for one of them also half of host memory.
 fn quotas(setting: &Setting) -> TenantQuotas {
-    if setting.seed % 2 == 0 {
+    if !setting.quotas {
         return TenantQuotas::default();
     }
     let device_bytes = Some(setting.device_tokens as u64 * TOKEN_BYTES / 2);
@@ -244,7 +246,7 @@ fn replayed(trace: &Path, what_if: WhatIf) -> Replay {
 
 fn setting(policy: IdlePolicyName, seed: u64) -> Setting {
     let speculation = Speculation::Always;
-    Setting { policy, device_tokens: 900, host_tokens: 700, ttl_ms: 20_000, speculation, seed }
+    Setting { policy, device_tokens: 900, host_tokens: 700, ttl_ms: 20_000, speculation, seed, quotas: false }
 }
 
 proptest! {
@@ -260,10 +262,11 @@ proptest! {
         ttl_ms in 300_u64..60_000,
         speculation in prop::sample::select(vec![Speculation::Off, Speculation::Auto, Speculation::Always]),
         seed: u64,
+        quotas: bool,
     ) {
         let directory = tempfile::tempdir().unwrap();
         let trace = directory.path().join("trace");
-        let setting = Setting { policy, device_tokens, host_tokens, ttl_ms, speculation, seed };
+        let setting = Setting { policy, device_tokens, host_tokens, ttl_ms, speculation, seed, quotas };
         let (seen, reused) = recorded(&setting, &trace);
         let replay = replayed(&trace, WhatIf::default());
         prop_assert_eq!(&replay.divergence, &None);
