@@ -39,8 +39,9 @@ impl KvObserver for Witness {
     fn transition(&self, _: &str, change: &KvTransition) {
         let mut seen = self.0.lock().unwrap();
         seen.transitions += 1;
+        // A restore that is given up, and cells that are found, evict nothing; a prompt that was half read and is dropped does.
         if matches!(change.to.as_str(), "evicted" | "lost")
-            && !matches!(change.from.as_str(), "restoring" | "none")
+            && !matches!((change.from.as_str(), change.to.as_str()), ("restoring" | "none", "evicted"))
         {
             *seen.evictions.entry(change.reason.clone()).or_default() += 1;
         }
