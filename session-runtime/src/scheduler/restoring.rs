@@ -246,6 +246,10 @@ impl<B: Backend> Worker<B> {
                     worked |= more;
                     self.jobs[index].phase = Phase::Restoring(run);
                     index += 1;
+                    // A piece takes as long as a step, and many restores may compute one each.
+                    if more {
+                        self.tick(self.clock.monotonic());
+                    }
                 }
                 Ok(Advance::Done) => {
                     if !self.end_restore(index, &session, *run) {

@@ -243,17 +243,22 @@ impl<B: Backend> Worker<B> {
     pub(super) fn turn(&mut self) -> bool {
         self.trace.turn();
         let begun = self.clock.monotonic();
-        if begun.saturating_sub(self.last_tick) >= TICK {
-            self.last_tick = begun;
-            self.evict_expired();
-            self.prefetch_some();
-        }
+        self.tick(begun);
         let worked = self.work();
         if worked {
             self.busy_seconds += self.since(begun);
         }
         self.trace.end();
         worked
+    }
+
+    /// What is due every so often, where it is due `now`.
+    pub(super) fn tick(&mut self, now: Duration) {
+        if now.saturating_sub(self.last_tick) >= TICK {
+            self.last_tick = now;
+            self.evict_expired();
+            self.prefetch_some();
+        }
     }
 
     /// Seconds since a time of the monotonic clock.

@@ -316,6 +316,14 @@ mod tests {
         assert!(declared.hits >= lru.hits, "{} {}", declared.hits, lru.hits);
     }
 
+    #[test]
+    fn i9_a_ttl_ends_while_many_sessions_are_recomputed() {
+        let ttl = Duration::from_millis(50);
+        let outcome =
+            outcome(IdlePolicyName::Drop, 3_134_560_867_969_771_664, 0.482_218_589_077_562_4, ttl, false);
+        assert!(outcome.overstay.time <= Duration::from_millis(200 + 400), "{:?}", outcome.overstay);
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::mpsc::unbounded_channel;
-use tokio::sync::oneshot;
+use tokio::sync::oneshot::{self, error::TryRecvError};
 
 use super::counts::Counter;
 use super::feed::Feed;
@@ -131,7 +131,7 @@ impl Exact {
     /// # Errors
     /// A header that is of no scheduler.
     pub(super) fn new(header: &TraceHeader) -> Result<Self, Error> {
-        let feed = Feed::new(Duration::from_nanos(header.began_ns), header.costs.clone());
+        let feed = Feed::new(Duration::from_nanos(header.began_ns));
         let (listener, options) = (Listener::default(), setting::options(header)?);
         let control = options.host_control.clone();
         let surroundings = Surroundings {
@@ -141,12 +141,15 @@ impl Exact {
             clock: Arc::new(feed.clone()),
             observer: Box::new(listener.clone()),
         };
-        let worker = Worker::new(
+        let mut worker = Worker::new(
             setting::timeless(header)?,
             surroundings,
             Recorder::default(),
             Arc::new(AtomicBool::new(false)),
         );
+        // They belong to the device of the trace, not to the one that stands in for it.
+        let kept = header.costs.as_deref().and_then(|costs| serde_json::from_slice(costs).ok());
+        worker.costs = Costs::on(header.device.clone(), kept);
         Ok(Self {
             worker,
             feed,
@@ -263,10 +266,15 @@ impl Exact {
             }
             Cause::Restore { session, mode } => {
                 let (reply, answer) = oneshot::channel();
-                self.restores.insert(*session, answer);
-                let mode = setting::word(mode)?;
-                let session = self.sessions.id(*session)?;
-                self.worker.command(Command::Restore { session, mode, reply });
+                let (mode, id) = (setting::word(mode)?, self.sessions.id(*session)?);
+                self.worker.command(Command::Restore { session: id, mode, reply });
+                // One that is refused because another is under way must not take that one's listener away.
+                let waits = |earlier: &mut oneshot::Receiver<_>| {
+                    matches!(earlier.try_recv(), Err(TryRecvError::Empty))
+                };
+                if !self.restores.get_mut(session).is_some_and(waits) {
+                    self.restores.insert(*session, answer);
+                }
             }
             Cause::Cut { session, start, tail, .. } => {
                 self.command(cause)?;

@@ -37,7 +37,6 @@ struct State {
     loads: VecDeque<Load>,
     /// What the scheduler asked for and the trace has not.
     missing: Option<&'static str>,
-    costs: Option<Vec<u8>>,
 }
 
 /// What a trace says of the surroundings. Cloning shares it.
@@ -45,8 +44,8 @@ struct State {
 pub(super) struct Feed(Arc<Mutex<State>>);
 
 impl Feed {
-    /// Before the first record of a trace that began at a time, with costs measured before.
-    pub(super) fn new(began: Duration, costs: Option<Vec<u8>>) -> Self {
+    /// Before the first record of a trace that began at a time.
+    pub(super) fn new(began: Duration) -> Self {
         Self(Arc::new(Mutex::new(State {
             now: began,
             begun: false,
@@ -56,7 +55,6 @@ impl Feed {
             saves: VecDeque::new(),
             loads: VecDeque::new(),
             missing: None,
-            costs,
         })))
     }
 
@@ -136,7 +134,7 @@ impl Clock for Feed {
 
 impl TierPort for Feed {
     fn costs(&self) -> Option<Vec<u8>> {
-        self.state().costs.clone()
+        None
     }
 
     fn contains(&self, _: &ChunkId, _: u32) -> bool {

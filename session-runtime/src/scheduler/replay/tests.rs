@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 
 use super::*;
 use crate::kv::codec::KvCodec;
+use crate::restore::cost::Costs;
 use crate::restore::plan::RestoreMode;
 use crate::restore::report::RestoreReport;
 use crate::scheduler::simulation::{DeviceCost, DiskCost, Machine, Progress, Simulation};
@@ -365,6 +366,47 @@ fn a_budget_that_holds_nothing_is_refused() {
     assert_eq!(refused(device), "device_budget_too_small");
     let host = WhatIf { host_budget_bytes: Some(1), ..WhatIf::default() };
     assert_eq!(refused(host), "host_budget_too_small");
+}
+
+#[test]
+fn a_restore_that_is_refused_takes_nothing_from_the_one_under_way() {
+    let directory = tempfile::tempdir().unwrap();
+    let trace = directory.path().join("trace");
+    let setting = setting(IdlePolicyName::Lru, 9);
+    let options = options(&setting, &trace);
+    let mut simulation = Simulation::new(&machine(2000), options, Box::new(Witness::default())).unwrap();
+    let id: Arc<str> = "s".into();
+    simulation.open_with(&id, (0..1500).collect(), false);
+    let answers = [(), ()].map(|()| {
+        let (reply, answer) = oneshot::channel();
+        let (session, mode) = (Arc::clone(&id), RestoreMode::Recompute);
+        simulation.worker.command(Command::Restore { session, mode, reply });
+        answer
+    });
+    while !simulation.is_resident(&id) {
+        assert_ne!(simulation.step(None), Progress::Stuck);
+    }
+    drop(simulation);
+    let [report, refused] = answers.map(|mut answer| answer.try_recv().unwrap());
+    assert_eq!((report.unwrap().tokens_recomputed, &*refused.unwrap_err().code), (1500, "session_busy"));
+    let replay = replayed(&trace, WhatIf::default());
+    assert_eq!(replay.divergence, None);
+    assert_eq!(replay.replayed.restored_recomputed_tokens, 1500);
+}
+
+#[test]
+fn costs_that_the_traced_device_had_measured_are_those_of_the_replay() {
+    let directory = tempfile::tempdir().unwrap();
+    let trace = directory.path().join("trace");
+    recorded(&setting(IdlePolicyName::Lru, 5), &trace);
+    let mut kept = Costs::on("a device".to_owned(), None);
+    (0..50).for_each(|_| kept.compute.observe(64, 4, 100.0, 1.0));
+    let traced = TraceReader::open(&trace).unwrap().header().clone();
+    let costs = Some(serde_json::to_vec(&kept).unwrap());
+    let header = TraceHeader { device: "a device".to_owned(), costs, ..traced };
+    let seconds = |costs: &Costs| costs.compute.seconds(64, 4, 100.0);
+    assert_eq!(seconds(exact::Exact::new(&header).unwrap().costs()), seconds(&kept));
+    assert_ne!(seconds(&kept), seconds(&Costs::default()));
 }
 
 #[test]

@@ -79,6 +79,7 @@ impl Surroundings {
             contract: hex(&contract.digest()),
             shape: TracedShape::of(engine),
             options: TracedOptions::of(&options),
+            device: engine.backend().describe(),
             costs: tier.costs(),
             began_ns: u64::try_from(began.as_nanos()).unwrap_or(u64::MAX),
         };

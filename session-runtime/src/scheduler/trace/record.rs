@@ -23,6 +23,8 @@ pub struct TraceHeader {
     pub shape: TracedShape,
     /// What the scheduler was told to do.
     pub options: TracedOptions,
+    /// The device, in its own words.
+    pub device: String,
     /// Costs that an earlier process had measured, as JSON.
     pub costs: Option<Vec<u8>>,
     /// Nanoseconds of the monotonic clock when the scheduler began.

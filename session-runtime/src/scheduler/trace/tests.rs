@@ -43,6 +43,7 @@ fn header() -> TraceHeader {
             quotas: vec![("a".to_owned(), TracedQuota { device_bytes: Some(5), ..TracedQuota::default() })],
             others: TracedQuota { disk_bytes: Some(7), ..TracedQuota::default() },
         },
+        device: "d".to_owned(),
         costs: Some(vec![1, 2, 3]),
         began_ns: 77,
     }
