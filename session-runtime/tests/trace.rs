@@ -13,7 +13,6 @@ use std::time::Duration;
 use kernels::backend::KvType;
 use kernels::cpu::{CpuBackend, CpuOptions};
 use serde_json::Value;
-use session_runtime::engine::sampler::SamplingParams;
 use session_runtime::engine::{self, EngineOptions};
 use session_runtime::kv::state::KvState;
 use session_runtime::models::progress::Silent;
@@ -142,14 +141,7 @@ fn scheduler(directory: &Path, trace: &Path, witness: Witness) -> Scheduler {
 /// A message of so many tokens; with `patience`, nobody listens after that many.
 async fn message(scheduler: &Scheduler, session: &Arc<str>, tokens: usize, patience: usize) {
     let (events, mut told) = unbounded_channel();
-    let request = GenerationRequest {
-        sampling: SamplingParams::default(),
-        max_tokens: tokens,
-        stop: Vec::new(),
-        constraint: None,
-        sampled: Vec::new(),
-        tokenizer: None,
-    };
+    let request = GenerationRequest { max_tokens: tokens, ..GenerationRequest::default() };
     scheduler.generate(session, request, events).unwrap();
     let mut heard = 0;
     while heard < patience

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use checkpoints::TinyCheckpoint;
 use kernels::backend::{KvType, PAGE_TOKENS, PageId};
 use kernels::cpu::{CpuBackend, CpuOptions};
-use session_runtime::engine::sampler::SamplingParams;
 use session_runtime::engine::{self, Engine, EngineOptions, LogitRows, SequenceRows};
 use session_runtime::kv::chunk::CHUNK_TOKENS;
 use session_runtime::kv::pool::PagePool;
@@ -319,12 +318,9 @@ async fn write(
 ) -> Vec<u32> {
     let (events, mut told) = tokio::sync::mpsc::unbounded_channel();
     let request = GenerationRequest {
-        sampling: SamplingParams::default(),
         max_tokens: count,
-        stop: Vec::new(),
-        constraint: None,
-        sampled: Vec::new(),
         tokenizer: Some(Arc::clone(tokenizer)),
+        ..GenerationRequest::default()
     };
     scheduler.generate(session, request, events).unwrap();
     let mut written = Vec::new();

@@ -290,9 +290,10 @@ impl<B: Backend> Subject<B> {
         let products = prefill.value * products_per_token(self.engine.config()) as f64;
         tell(prefill);
         let products = figure(&case, "products_per_s", products, "1/s");
-        tell(match ceilings.products.is_empty() {
-            true => products,
-            false => share(products, "int8-peak", median(ceilings.products.clone())),
+        tell(if ceilings.products.is_empty() {
+            products
+        } else {
+            share(products, "int8-peak", median(ceilings.products.clone()))
         });
         let case = self.case(&format!("decode-{length}"));
         let decode = turns.decode.figure(&case, DECODE);

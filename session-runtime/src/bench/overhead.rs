@@ -9,7 +9,6 @@ use tokio::runtime::Builder;
 use tokio::sync::mpsc::unbounded_channel;
 
 use crate::engine::Engine;
-use crate::engine::sampler::SamplingParams;
 use crate::error::Error;
 use crate::kv::contract::Contract;
 use crate::models::Tokenizer;
@@ -106,12 +105,9 @@ async fn message(
 ) -> Result<usize, Error> {
     let (events, mut told) = unbounded_channel();
     let request = GenerationRequest {
-        sampling: SamplingParams::default(),
         max_tokens: length,
-        stop: Vec::new(),
-        constraint: None,
-        sampled: Vec::new(),
         tokenizer: Some(Arc::clone(tokenizer)),
+        ..GenerationRequest::default()
     };
     scheduler.generate(session, request, events)?;
     let mut tokens = 0;

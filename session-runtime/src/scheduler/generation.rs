@@ -9,7 +9,8 @@ use crate::error::Error;
 use crate::models::constraint::Constraint;
 use crate::models::tokenizer::{StreamDecoder, Tokenizer};
 
-/// What a session asks of the scheduler for one message.
+/// What a session asks of the scheduler for one message. The default is greedy, and over before its first token.
+#[derive(Default)]
 pub struct GenerationRequest {
     /// How tokens are chosen.
     pub sampling: SamplingParams,

@@ -12,7 +12,6 @@ use super::drive::{options, tokens};
 use super::measure;
 use super::workload::Script;
 use crate::bench::Setup;
-use crate::engine::sampler::SamplingParams;
 use crate::engine::{self, Engine, EngineOptions};
 use crate::error::Error;
 use crate::kv::contract::Contract;
@@ -175,14 +174,7 @@ async fn session(
 /// Lets a session write so many tokens.
 async fn message(scheduler: &Scheduler, session: &Arc<str>, count: usize) -> Result<(), Error> {
     let (events, mut told) = unbounded_channel();
-    let request = GenerationRequest {
-        sampling: SamplingParams::default(),
-        max_tokens: count,
-        stop: Vec::new(),
-        constraint: None,
-        sampled: Vec::new(),
-        tokenizer: None,
-    };
+    let request = GenerationRequest { max_tokens: count, ..GenerationRequest::default() };
     scheduler.generate(session, request, events)?;
     while let Some(event) = told.recv().await {
         match event {

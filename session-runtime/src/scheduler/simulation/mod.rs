@@ -28,7 +28,6 @@ use super::worker::{Phase, TICK, Worker};
 use super::{
     Command, DeviceView, GenerationEvent, GenerationRequest, KvObserver, OpenSession, SchedulerOptions,
 };
-use crate::engine::sampler::SamplingParams;
 use crate::engine::{Engine, Weights};
 use crate::error::Error;
 use crate::kv::chunk::chunks;
@@ -254,14 +253,7 @@ impl Simulation {
     /// Begins a message of so many tokens.
     pub fn generate(&mut self, session: &Arc<str>, tokens: usize) -> UnboundedReceiver<GenerationEvent> {
         let (events, told) = unbounded_channel();
-        let request = Box::new(GenerationRequest {
-            sampling: SamplingParams::default(),
-            max_tokens: tokens,
-            stop: Vec::new(),
-            constraint: None,
-            sampled: Vec::new(),
-            tokenizer: None,
-        });
+        let request = Box::new(GenerationRequest { max_tokens: tokens, ..GenerationRequest::default() });
         self.worker.command(Command::Generate { session: Arc::clone(session), request, events });
         told
     }
