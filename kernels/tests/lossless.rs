@@ -55,28 +55,23 @@ fn like_keys(layout: &CellLayout, seed: u64) -> Vec<u8> {
 
 #[test]
 fn floats_are_written_as_the_format_says() {
-    // One head of two tokens and two channels. K: channel 0 is 1 and -2, of which neither is near the other; channel 1 is 5 and
-    // the next number. V: zeros, and a NaN with a payload beside 0.5.
-    let cell: Vec<u8> = [0x3c00_u16, 0x4500, 0xc000, 0x4501, 0x0000, 0x7e55, 0x8000, 0x3800]
+    // One head of two tokens and two channels. K: 1 and -5, then -2 and the number before -5. V: 0 and a NaN with a payload, then -0
+    // and 0.5.
+    let cell: Vec<u8> = [0x3c00_u16, 0xc500, 0xc000, 0xc501, 0x0000, 0x7e55, 0x8000, 0x3800]
         .iter()
         .flat_map(|bits| bits.to_le_bytes())
         .collect();
-    // K 0: exponents 15 and 16, one of two is negative: not most. 16 - 15 = 1: 0x0400; then the sign: 0x8000.
-    // K 1: places 0xc500 and 0xc501, in the middle 0xc580: -128 is 2 * 127 + 1 = 0xff, -127 is 0xfd.
-    // V 0: places 0x8000 and 0x7fff, whose mean is 0x7fff, in the middle 0x7f80: 128 is 0x100, 127 is 0xfe.
-    // V 1: exponents 31 and 14: the first is the largest: 0x0255; 17 below: 0x4400.
+    // Exponents of K: 15 and 16 in channel 0, of which one is negative, not most; 17 in channel 1, and both are negative. Of V: 0 and
+    // 0; 31 and 14.
+    // What is left of K: 16 - 15 = 1 before the mantissa 0: 0x0400; 0 before 0x100: 0x0100; the sign: 0x8000; 0x0101.
+    // Of V: 0; 0x0255; the sign: 0x8000; 31 - 14 = 17 before 0: 0x4400.
     let expected = [
         vec![1],
-        plane(&[0b0110]),
-        plane(&[16, 0xc5, 0x7f, 31]),
-        plane(&[0x00, 0x00]),
-        plane(&[0xff, 0xfd]),
-        plane(&[0x04, 0x80]),
-        plane(&[0x00, 0x00]),
-        plane(&[0x01, 0x00]),
-        plane(&[0x00, 0xfe]),
-        plane(&[0x02, 0x44]),
-        plane(&[0x55, 0x00]),
+        plane(&[16, 0x80 | 17, 0, 31]),
+        plane(&[0x04, 0x01, 0x80, 0x01]),
+        plane(&[0x00, 0x00, 0x00, 0x01]),
+        plane(&[0x00, 0x02, 0x80, 0x44]),
+        plane(&[0x00, 0x55, 0x00, 0x00]),
     ]
     .concat();
     let layout = layout(KvType::F16, 1, 2, 2);

@@ -106,10 +106,10 @@ async fn i3_kv_that_is_not_f16_is_not_packed() {
     assert!(error.to_string().contains("--kv-type f16"), "{error}");
 }
 
-/// Cells of a session's history on disk under a contract, and their bytes.
-async fn on_disk(runtime: &Runtime, id: &str, contract: &Contract) -> (usize, u64) {
+/// Cells of the first tokens of a session's history on disk under a contract, and their bytes.
+async fn on_disk(runtime: &Runtime, id: &str, contract: &Contract, count: usize) -> (usize, u64) {
     let tokens = runtime.tokens(id).await.unwrap();
-    let chunks = chunks(&contract.digest(), &tokens);
+    let chunks = chunks(&contract.digest(), &tokens[..count]);
     let ids: Vec<_> =
         chunks.iter().flat_map(|chunk| (0..LAYERS).map(|layer| cell_id(&chunk.id, layer))).collect();
     let places = runtime.store().cells().locate(&ids);
@@ -148,7 +148,7 @@ async fn i1_a_session_packed_without_loss_goes_on_as_one_that_never_left() {
         let runtime = Runtime::open(Config { host_budget_bytes, ..config(directory.path()) }).await.unwrap();
         let modes = [RestoreMode::Load, RestoreMode::Recompute, RestoreMode::Alternate, RestoreMode::Cut(11)];
         for mode in modes {
-            let id = mode.to_string();
+            let id = mode.to_string().replace(':', "-");
             create_packed(&runtime, &id, KvCodec::Lossless).await;
             say(&runtime, &id, &story(1), 16).await;
             runtime.evict(&id).await.unwrap();
@@ -159,7 +159,8 @@ async fn i1_a_session_packed_without_loss_goes_on_as_one_that_never_left() {
             if mode == RestoreMode::Load {
                 assert_eq!(report.tokens_recomputed + report.tokens_mixed, 0, "{report:?}");
                 // What is told is what lies there, the tail included.
-                let (cells, bytes) = on_disk(&runtime, &id, &runtime.contract().lossless()).await;
+                let (cells, bytes) =
+                    on_disk(&runtime, &id, &runtime.contract().lossless(), report.tokens as usize).await;
                 assert_eq!((report.cells_loaded, report.bytes_loaded), (cells as u64, bytes), "{report:?}");
             }
             say(&runtime, &id, SECOND, 24).await;
@@ -172,13 +173,19 @@ async fn i1_a_session_packed_without_loss_goes_on_as_one_that_never_left() {
             runtime.evict(id).await.unwrap();
         }
         for id in ["load", "alternate"] {
-            assert!(equal_cells(&runtime, id, "raw").await > 8 * LAYERS as usize);
+            assert!(equal_cells(&runtime, id, "raw").await >= 8 * LAYERS as usize);
         }
         runtime.shutdown().await.unwrap();
         // They are found again after a restart.
         let runtime = support::open(directory.path()).await;
         let report = runtime.restore("load", RestoreMode::Load).await.unwrap();
-        assert_eq!((report.cells_refused(), report.tokens_recomputed), (0, 0), "{report:?}");
+        // The history has grown by what ended its message since the tail was saved.
+        let sealed = report.tokens / CHUNK_TOKENS as u64 * CHUNK_TOKENS as u64;
+        assert_eq!(
+            (report.tokens_loaded, report.tokens - sealed),
+            (sealed, report.tokens_recomputed),
+            "{report:?}"
+        );
         runtime.shutdown().await.unwrap();
     }
 }
@@ -201,9 +208,9 @@ async fn i1_sessions_packed_without_loss_share_cells_with_each_other_and_pages_w
     runtime.evict("raw").await.unwrap();
     runtime.evict("second").await.unwrap();
     let contract = runtime.contract();
-    let (raw, packed) =
-        (on_disk(&runtime, "raw", contract).await, on_disk(&runtime, "second", &contract.lossless()).await);
-    assert!(raw.0 == packed.0 && raw.0 > 8 * LAYERS as usize, "{raw:?} {packed:?}");
+    let raw = on_disk(&runtime, "raw", contract, 8 * CHUNK_TOKENS).await;
+    let packed = on_disk(&runtime, "second", &contract.lossless(), 8 * CHUNK_TOKENS).await;
+    assert_eq!((raw.0, packed.0), (8 * LAYERS as usize, 8 * LAYERS as usize));
     assert!(packed.1 * 10 < raw.1 * 9, "{raw:?} {packed:?}");
     // Cells, where no pages are left. A fork has those of its source.
     create_packed(&runtime, "third", KvCodec::Lossless).await;

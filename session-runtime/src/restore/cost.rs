@@ -158,7 +158,7 @@ impl LoadCost {
 
     /// What unpacking costs before it is measured.
     pub fn of_unpacking() -> Self {
-        Self { latency: 0.0, bytes_per_second: 4e8, samples: 0 }
+        Self { latency: 0.0, bytes_per_second: 5e8, samples: 0 }
     }
 
     /// The cost of this and then of `next`, for the same bytes.
@@ -260,9 +260,24 @@ mod tests {
     }
 
     #[test]
+    fn unpacking_comes_after_loading() {
+        let mut costs = Costs::default();
+        for _ in 0..100 {
+            costs.load.observe(1 << 20, 0.5);
+            costs.unpacking.observe(1 << 20, 0.25);
+            costs.observe_packed(1000, 600);
+        }
+        let seconds = costs.load.then(&costs.unpacking).seconds(3, 4 << 20);
+        assert!((seconds - 3.0).abs() < 1e-3, "{seconds}");
+        assert_eq!(costs.packed_bytes(10_000), 6000);
+    }
+
+    #[test]
     fn costs_kept_before_there_was_a_host_tier_are_read() {
         let mut kept = serde_json::to_value(Costs::default()).unwrap();
-        kept.as_object_mut().unwrap().remove("host");
+        for later in ["host", "unpacking", "packed_share"] {
+            kept.as_object_mut().unwrap().remove(later);
+        }
         let read: Costs = serde_json::from_value(kept).unwrap();
         assert_eq!(read.host.seconds(5, 4_000_000_000), 2.0, "what memory costs before it is measured");
     }

@@ -4,18 +4,23 @@
 //! is cut into its bytes, those of one place make a *plane*, and each plane is compressed by itself with zstd; one that does not
 //! shrink stays as it is. Before that, channels are made alike (`channels`).
 //!
-//! A packed cell of floats is: a 1 (the version), then planes: for each channel of K and of V of each head whether it is near (a bit, the
-//! first channel in the lowest); the parameters of the channels, by their bytes; the elements of K that are near, by their bytes, the
-//! others of K, then those of V likewise. Elements are in the order of heads, channels, tokens; of the planes of elements the
-//! most significant one is first. A plane is: 0 as it is or 1 zstd (1 byte), the bytes of what follows (4 bytes, little-endian),
-//! and that. A packed cell of int8 pages has two kinds of elements without channels: all codes (one plane), and all scales (four).
+//! A packed cell is a 1 (the version), then planes. A plane is 0 (as it is) or 1 (zstd), the length of what follows (4 bytes,
+//! little-endian), and that. Where numbers have several bytes, the plane of the most significant ones is first.
+//!
+//! Of floats the planes are:
+//! - parameters of the channels of K and of V of each head, half as long as an element: the largest exponent, and in the highest bit
+//!   whether more than half of the elements are negative;
+//! - elements of K of all heads (`[heads][tokens][channels]`), then those of V: the exponent is that of the channel less the
+//!   element's, the sign is that of the element exclusive-or the channel's, the mantissa is the element's.
+//!
+//! Of int8 pages they are: codes of K and V of all heads, then their scales.
 
 mod channels;
 mod planes;
 
 use crate::backend::{KvType, SCALE_BLOCK};
 use crate::error::KernelError;
-use channels::{Channel, Float};
+use channels::Float;
 use planes::{Reader, Writer};
 
 /// The version of what is written.
@@ -60,15 +65,6 @@ impl CellLayout {
         2 * self.kv_heads * self.tokens * self.kv_type.head_bytes(self.head_dim)
     }
 
-    /// The format of its elements; none where they are codes with scales.
-    fn float(&self) -> Option<Float> {
-        match self.kv_type {
-            KvType::F16 => Some(Float::F16),
-            KvType::F32 => Some(Float::F32),
-            KvType::Int8 => None,
-        }
-    }
-
     /// Bytes of the codes of K, or of V, of a head, and of their scales.
     fn coded(&self) -> [usize; 2] {
         let scales = self.head_dim.div_ceil(SCALE_BLOCK) * size_of::<f32>();
@@ -86,9 +82,10 @@ pub fn pack(layout: &CellLayout, cell: &[u8]) -> Result<Vec<u8>, KernelError> {
         return Err(KernelError::Shape { kernel: "lossless", what: "bytes of the cell", expected, got });
     }
     let mut writer = Writer::new(vec![VERSION]);
-    match layout.float() {
-        Some(float) => pack_floats(layout, float, cell, &mut writer),
-        None => pack_codes(layout, cell, &mut writer),
+    match layout.kv_type {
+        KvType::F16 => pack_floats::<2>(layout, cell, &mut writer),
+        KvType::F32 => pack_floats::<4>(layout, cell, &mut writer),
+        KvType::Int8 => pack_codes(layout, cell, &mut writer),
     }
     Ok(writer.out)
 }
@@ -104,81 +101,47 @@ pub fn unpack(layout: &CellLayout, packed: &[u8]) -> Result<Vec<u8>, Damage> {
     }
     let mut reader = Reader::new(planes)?;
     let mut cell = vec![0; layout.bytes()];
-    match layout.float() {
-        Some(float) => unpack_floats(layout, float, &mut reader, &mut cell)?,
-        None => unpack_codes(layout, &mut reader, &mut cell)?,
+    match layout.kv_type {
+        KvType::F16 => unpack_floats::<2>(layout, &mut reader, &mut cell)?,
+        KvType::F32 => unpack_floats::<4>(layout, &mut reader, &mut cell)?,
+        KvType::Int8 => unpack_codes(layout, &mut reader, &mut cell)?,
     }
     reader.end()?;
     Ok(cell)
 }
 
-/// Which of the channels are near, as bits.
-fn bits(near: &[bool]) -> Vec<u8> {
-    let byte = |of: &[bool]| of.iter().rev().fold(0, |byte, near| byte << 1 | u8::from(*near));
-    near.chunks(8).map(byte).collect()
-}
-
-fn pack_floats(layout: &CellLayout, float: Float, cell: &[u8], writer: &mut Writer) {
+fn pack_floats<const WIDTH: usize>(layout: &CellLayout, cell: &[u8], writer: &mut Writer) {
     let CellLayout { kv_heads, tokens, head_dim, .. } = *layout;
-    let (channels, block) = (2 * kv_heads * head_dim, tokens * head_dim * float.width);
-    let (mut near, mut parameters) = (Vec::with_capacity(channels), Vec::with_capacity(channels));
-    let mut halves = [[Vec::new(), Vec::new()], [Vec::new(), Vec::new()]];
-    let mut column = vec![0; tokens];
+    let block = tokens * head_dim * WIDTH;
+    let mut parameters = Vec::with_capacity(2 * kv_heads * head_dim);
+    let mut halves = [Vec::new(), Vec::new()];
     for index in 0..2 * kv_heads {
-        let block = &cell[index * block..][..block];
-        for channel in 0..head_dim {
-            gather(float, head_dim, channel, block, &mut column);
-            let kept = Channel::of(float, &column);
-            let (is_near, parameter) = kept.parts(float);
-            near.push(is_near);
-            parameters.push(parameter);
-            let elements = &mut halves[index % 2][usize::from(!is_near)];
-            elements.extend(column.iter().map(|element| kept.apart(float, *element)));
-        }
+        let mut elements = Float::<WIDTH>::read(&cell[index * block..][..block]);
+        let of_block = Float::<WIDTH>::parameters(head_dim, &elements);
+        Float::<WIDTH>::turn(&of_block, &mut elements);
+        parameters.extend(of_block);
+        halves[index % 2].extend(elements);
     }
-    writer.plane(&bits(&near));
-    writer.elements(float.width / 2, &parameters);
-    halves.iter().flatten().for_each(|elements| writer.elements(float.width, elements));
+    writer.elements(WIDTH / 2, &parameters);
+    halves.iter().for_each(|elements| writer.elements(WIDTH, elements));
 }
 
-fn gather(float: Float, head_dim: usize, channel: usize, block: &[u8], column: &mut [u32]) {
-    let rows = block.chunks_exact(head_dim * float.width);
-    for (element, row) in column.iter_mut().zip(rows) {
-        let bytes = &row[channel * float.width..][..float.width];
-        *element = bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u32::from(*byte));
-    }
-}
-
-fn unpack_floats(
+fn unpack_floats<const WIDTH: usize>(
     layout: &CellLayout,
-    float: Float,
     reader: &mut Reader<'_>,
     cell: &mut [u8],
 ) -> Result<(), Damage> {
     let CellLayout { kv_heads, tokens, head_dim, .. } = *layout;
-    let (channels, block) = (2 * kv_heads * head_dim, tokens * head_dim * float.width);
-    let (mut bits, mut parameters) = (vec![0; channels.div_ceil(8)], vec![0; channels]);
-    reader.plane(&mut bits)?;
-    reader.elements(float.width / 2, &mut parameters)?;
-    let channel_of =
-        |index: usize| Channel::from_parts(float, bits[index / 8] >> (index % 8) & 1 == 1, parameters[index]);
+    let block = tokens * head_dim * WIDTH;
+    let mut parameters = vec![0; 2 * kv_heads * head_dim];
+    reader.elements(WIDTH / 2, &mut parameters)?;
+    let mut elements = vec![0; kv_heads * tokens * head_dim];
     for half in 0..2 {
-        for near in [true, false] {
-            let heads = (0..kv_heads).map(|head| 2 * head + half);
-            let places: Vec<(usize, usize, Channel)> = heads
-                .flat_map(|head| (0..head_dim).map(move |channel| (head, channel)))
-                .map(|(head, channel)| (head, channel, channel_of(head * head_dim + channel)))
-                .filter(|(.., kept)| matches!(kept, Channel::Near { .. }) == near)
-                .collect();
-            let mut elements = vec![0; places.len() * tokens];
-            reader.elements(float.width, &mut elements)?;
-            for ((head, channel, kept), column) in places.iter().zip(elements.chunks_exact(tokens.max(1))) {
-                let block = &mut cell[head * block..][..block];
-                for (left, row) in column.iter().zip(block.chunks_exact_mut(head_dim * float.width)) {
-                    let element = kept.together(float, *left).to_le_bytes();
-                    row[channel * float.width..][..float.width].copy_from_slice(&element[..float.width]);
-                }
-            }
+        reader.elements(WIDTH, &mut elements)?;
+        for (head, elements) in elements.chunks_exact_mut((tokens * head_dim).max(1)).enumerate() {
+            let index = 2 * head + half;
+            Float::<WIDTH>::turn(&parameters[index * head_dim..][..head_dim], elements);
+            Float::<WIDTH>::write(elements, &mut cell[index * block..][..block]);
         }
     }
     Ok(())
