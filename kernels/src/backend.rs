@@ -5,6 +5,7 @@
 //! of row `r` of a result depend on row `r` of the inputs and on nothing else, not on the number of
 //! rows, the number of threads or the place of a page in the pool. Invariant I1 rests on that.
 
+use crate::codec::lossless::{self, CellLayout};
 use crate::codec::{self, CellShape, Codec};
 use crate::error::KernelError;
 use crate::formats::TensorType;
@@ -356,5 +357,29 @@ pub trait Backend: Send + Sync + 'static {
         packed: &[u8],
     ) -> Result<(), KernelError> {
         self.scatter_cell(pool, tables, shape.tokens, &codec::unpack(codec, shape, packed)?)
+    }
+
+    /// [`Backend::gather_cell`], packed without loss on the way: the bytes of [`lossless::pack`], which is work of the host.
+    /// `layout` is the cell's, with as many KV heads as there are tables.
+    fn gather_lossless(
+        &self,
+        pool: &Self::Pool,
+        tables: &[&[PageId]],
+        layout: &CellLayout,
+    ) -> Result<Vec<u8>, KernelError> {
+        let mut cell = vec![0; layout.bytes()];
+        self.gather_cell(pool, tables, layout.tokens, &mut cell)?;
+        lossless::pack(layout, &cell)
+    }
+
+    /// The inverse of [`Backend::gather_lossless`]: [`lossless::unpack`], then [`Backend::scatter_cell`].
+    fn scatter_lossless(
+        &self,
+        pool: &mut Self::Pool,
+        tables: &[&[PageId]],
+        layout: &CellLayout,
+        packed: &[u8],
+    ) -> Result<(), KernelError> {
+        self.scatter_cell(pool, tables, layout.tokens, &lossless::unpack(layout, packed)?)
     }
 }

@@ -1,5 +1,6 @@
 //! What a kernel can refuse, and why.
 
+use crate::codec::lossless::Damage;
 use crate::cuda::DeviceError;
 use crate::formats::TensorType;
 
@@ -99,6 +100,9 @@ pub enum KernelError {
         /// What the operating system said.
         problem: String,
     },
+    /// Bytes that are no cell packed without loss.
+    #[error("a packed cell cannot be used: {0}")]
+    Packed(#[from] Damage),
     /// The GPU, or what is needed to use it.
     #[error(transparent)]
     Device(#[from] DeviceError),

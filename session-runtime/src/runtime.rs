@@ -300,6 +300,11 @@ impl Runtime {
         })
     }
 
+    /// The contract of cells as they are on the device, of sessions that name no tenant.
+    pub fn contract(&self) -> &Contract {
+        &self.0.manager.host().contract
+    }
+
     /// Why the store stopped acknowledging, if it did.
     pub fn poisoned(&self) -> Option<String> {
         self.0.store.poisoned()

@@ -1,6 +1,6 @@
 //! The oracle of I1: random lives of sessions (turns, forks, evictions, restores with any cut, throttles and faults of host
-//! memory and disk, full disks, restarts, other sessions beside them) against controls that never left memory. Tokens are equal, and so are the bytes of every
-//! cell that both have saved. `ORACLE_CASES` sets how many cases run, `ORACLE_SEED` where they begin.
+//! memory and disk, full disks, restarts, other sessions beside them, cells raw or packed without loss) against controls that never
+//! left memory and pack nothing. Tokens are equal, and so are the bytes of every cell that both have saved. `ORACLE_CASES` sets how many cases run, `ORACLE_SEED` where they begin.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "support/checkpoints.rs"]
@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use checkpoints::TinyCheckpoint;
 use kernels::backend::KvType;
-use session_runtime::kv::chunk::{cell_id, chunks};
+use kernels::codec::lossless::{self, CellLayout};
+use session_runtime::kv::chunk::{Chunk, cell_id, chunks};
+use session_runtime::kv::codec::KvCodec;
 use session_runtime::models;
 use session_runtime::restore::plan::RestoreMode;
 use session_runtime::scheduler::Speculation;
@@ -57,6 +59,7 @@ struct Life {
     id: String,
     turns: Vec<(String, u32)>,
     sampling: Sampling,
+    codec: KvCodec,
 }
 
 fn text(random: &mut Random) -> String {
@@ -76,9 +79,9 @@ fn request(turn: &(String, u32)) -> TurnRequest {
     TurnRequest { input: turn.0.clone(), max_tokens: Some(turn.1), ..TurnRequest::default() }
 }
 
-async fn create(runtime: &Runtime, life: &Life) {
-    let spec =
-        SessionSpec { id: Some(life.id.clone()), sampling: life.sampling.clone(), ..SessionSpec::default() };
+async fn create(runtime: &Runtime, life: &Life, kv_codec: KvCodec) {
+    let (id, sampling) = (Some(life.id.clone()), life.sampling.clone());
+    let spec = SessionSpec { id, sampling, kv_codec, ..SessionSpec::default() };
     runtime.create_session(spec).await.unwrap();
 }
 
@@ -104,6 +107,8 @@ struct Seen {
     shared_pages: u64,
     shared_cells: u64,
     evicted: u64,
+    /// Cells compared that had been packed without loss.
+    packed: u64,
 }
 
 impl Seen {
@@ -131,6 +136,7 @@ impl Seen {
             self.shared_pages,
             self.shared_cells,
             self.evicted,
+            self.packed,
         ]
         .into_iter()
         .all(|count| count > 20)
@@ -141,6 +147,8 @@ impl Seen {
 struct Subject {
     checkpoint: TinyCheckpoint,
     layers: u32,
+    kv_heads: usize,
+    head_dim: usize,
     token_bytes: usize,
     kv_type: KvType,
     controls: Runtime,
@@ -160,7 +168,8 @@ impl Subject {
         let controls = Runtime::open(config).await.unwrap();
         let model = models::open(&checkpoint.name()).unwrap().config;
         let (layers, token_bytes) = (model.layers as u32, model.kv_token_bytes(kv_type));
-        Self { checkpoint, layers, token_bytes, kv_type, controls, _directory: directory }
+        let (kv_heads, head_dim) = (model.kv_heads, model.head_dim);
+        Self { checkpoint, layers, kv_heads, head_dim, token_bytes, kv_type, controls, _directory: directory }
     }
 
     /// A runtime with little room.
@@ -181,8 +190,8 @@ impl Subject {
     }
 
     /// Compares a life with its control.
-    async fn check(&self, runtime: &Runtime, life: &Life) {
-        create(&self.controls, life).await;
+    async fn check(&self, runtime: &Runtime, life: &Life, seen: &mut Seen) {
+        create(&self.controls, life, KvCodec::Raw).await;
         for turn in &life.turns {
             say(&self.controls, &[(&life.id, turn.clone())]).await;
         }
@@ -192,25 +201,32 @@ impl Subject {
         for side in [runtime, &self.controls] {
             let _ = side.evict(&life.id).await;
         }
-        let contract = self.contract().await;
-        for chunk in chunks(&contract, &tokens) {
+        let contract = self.controls.contract();
+        let (raw, lossless) = (contract.digest(), contract.lossless().digest());
+        let ours = if life.codec == KvCodec::Raw { raw } else { lossless };
+        for (chunk, own) in chunks(&raw, &tokens).iter().zip(chunks(&ours, &tokens)) {
             for layer in 0..self.layers {
-                let id = cell_id(&chunk.id, layer);
-                let cell = |of: &Runtime| of.store().cells().get(&id, &contract).ok();
-                if let (Some(ours), Some(control)) = (cell(runtime), cell(&self.controls)) {
-                    assert!(ours == control, "chunk at {} of layer {layer}: {life:?}", chunk.start);
+                let Some(control) = cell(&self.controls, &raw, chunk, layer) else { continue };
+                let Some(mut cell) = cell(runtime, &ours, &own, layer) else { continue };
+                if life.codec == KvCodec::Lossless {
+                    seen.packed += 1;
+                    cell = lossless::unpack(&self.layout(chunk.tokens), &cell).unwrap();
                 }
+                assert!(cell == control, "chunk at {} of layer {layer}: {life:?}", chunk.start);
             }
         }
         self.controls.delete_session(&life.id).await.unwrap();
     }
 
-    async fn contract(&self) -> [u8; 32] {
-        let hex = self.controls.info().await.unwrap().contract;
-        let bytes: Vec<u8> =
-            (0..32).map(|at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap()).collect();
-        bytes.try_into().unwrap()
+    fn layout(&self, tokens: usize) -> CellLayout {
+        let Self { kv_heads, head_dim, kv_type, .. } = *self;
+        CellLayout { kv_heads, tokens, head_dim, kv_type }
     }
+}
+
+/// A cell as the disk has it.
+fn cell(of: &Runtime, contract: &[u8; 32], chunk: &Chunk, layer: u32) -> Option<Vec<u8>> {
+    of.store().cells().get(&cell_id(&chunk.id, layer), contract).ok()
 }
 
 /// One case: a few sessions and what happens to them.
@@ -221,8 +237,9 @@ async fn case(subject: &Subject, directory: &std::path::Path, number: u64, seen:
     for index in 0..2 + random.below(2) {
         let temperature = random.one_of(&[None, None, Some(0.9)]);
         let sampling = Sampling { temperature, seed: Some(number), ..Sampling::default() };
-        let life = Life { id: format!("c{number}-{index}"), turns: Vec::new(), sampling };
-        create(&runtime, &life).await;
+        let codec = random.one_of(&[KvCodec::Raw, KvCodec::Lossless]);
+        let life = Life { id: format!("c{number}-{index}"), turns: Vec::new(), sampling, codec };
+        create(&runtime, &life, codec).await;
         lives.push(life);
     }
     for _ in 0..6 + random.below(8) {
@@ -293,7 +310,7 @@ async fn case(subject: &Subject, directory: &std::path::Path, number: u64, seen:
         seen.look(&runtime, life).await;
     }
     for life in &lives {
-        subject.check(&runtime, life).await;
+        subject.check(&runtime, life, seen).await;
     }
     for life in &lives {
         runtime.delete_session(&life.id).await.unwrap();

@@ -1,6 +1,7 @@
-//! Codecs of cells: K and V in fewer bits, for cells that leave the device. What is lost is lost for good.
+//! Codecs of cells: K and V in fewer bits, for cells that leave the device. [`lossless`] gives the very bytes back; what [`Codec`]
+//! loses is lost for good.
 //!
-//! Both are KIVI (Liu et al. 2024, section 3): every group of [`GROUP`] values is kept as codes between its smallest value and its
+//! The two codecs with a loss are KIVI (Liu et al. 2024, section 3): every group of [`GROUP`] values is kept as codes between its smallest value and its
 //! largest. A group of keys is one channel over consecutive tokens, because keys have channels that are large in every token; a
 //! group of values is consecutive channels of one token. Keys are turned back to position 0 first (as in KVQuant, Hooper et al. 2024,
 //! section 3.2): rotary embedding would spread a channel that is large in every token over the group's whole range.
@@ -10,6 +11,7 @@
 //! byte with the next channel's, which has the high half.
 
 mod groups;
+pub mod lossless;
 mod rotation;
 
 use half::f16;

@@ -53,7 +53,7 @@ pub(super) struct CreateSession {
     pub(super) metadata: Map<String, Value>,
     /// Seconds of idleness after which the KV may leave the device unasked.
     pub(super) idle_ttl_seconds: Option<u64>,
-    /// In how many bits the KV is kept once it leaves the device; anything but `raw` loses something for good.
+    /// How the KV is packed once it leaves the device; `int8` and `int4` lose something for good, `raw` and `lossless` nothing.
     pub(super) kv_codec: KvCodec,
 }
 

@@ -34,7 +34,7 @@ const PROMPTS: [usize; 2] = [512, 4000];
 /// Room for the longest prompt and what is decoded after it.
 const CONTEXT: usize = 4096;
 /// A text of about 2,000 tokens.
-const PASSAGE: &str = include_str!("../../tests/fixtures/passage.txt");
+pub(super) const PASSAGE: &str = include_str!("../../tests/fixtures/passage.txt");
 
 /// What a peer is called in the results.
 const PEER: &str = "llama.cpp";

@@ -1,6 +1,7 @@
 //! Benchmarks. Speed is a ratio measured in one run, interleaved; each line is one JSON object
 //! `{bench, case, metric, value, unit, against, ratio, n}`.
 
+mod codec;
 pub mod engine;
 pub mod gpu;
 pub mod idle;
@@ -38,7 +39,7 @@ pub struct Figure {
 }
 
 /// The benchmarks there are.
-pub const NAMES: [&str; 3] = ["engine", "idle", "restore"];
+pub const NAMES: [&str; 4] = ["codec", "engine", "idle", "restore"];
 
 /// What is measured.
 #[derive(Clone, Debug)]
@@ -60,6 +61,7 @@ pub struct Setup {
 /// An unknown name, or what the runtime fails with.
 pub async fn run(name: &str, setup: &Setup, tell: &mut (dyn FnMut(Figure) + Send)) -> Result<(), Error> {
     match name {
+        "codec" => tokio::task::block_in_place(|| codec::run(setup, tell)),
         "engine" => tokio::task::block_in_place(|| engine::run(setup, tell)),
         "idle" => idle::run(setup, tell).await,
         "restore" => restore::run(setup, tell).await,

@@ -17,7 +17,7 @@ const MODELS: [&str; 3] = ["smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-
 /// Options of `bench`.
 #[derive(Args, Debug)]
 pub(super) struct Bench {
-    /// engine: prefill, decode, perplexity, load time; idle: agents that call tools, under each idle policy, on simulated
+    /// codec: bytes of KV packed without loss, and how fast; engine: prefill, decode, perplexity, load time; idle: agents that call tools, under each idle policy, on simulated
     /// time; restore: load, recompute and planned over a throttled disk
     #[arg(value_parser = bench::NAMES)]
     name: String,

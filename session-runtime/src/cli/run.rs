@@ -45,7 +45,8 @@ pub(super) struct Run {
     /// Title of the new session
     #[arg(long, value_name = "TEXT")]
     title: Option<String>,
-    /// In how many bits the new session's KV is kept once it leaves the device: raw, int8 or int4. Only raw continues exactly
+    /// How the new session's KV is packed once it leaves the device: raw, lossless, int8 or int4. The last two do not continue
+    /// exactly
     #[arg(long, value_name = "NAME")]
     kv_codec: Option<KvCodec>,
     /// Continues this session

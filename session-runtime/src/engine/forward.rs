@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kernels::backend::{AttentionShape, Backend, PageId, PoolSpec, RowGroup};
+use kernels::codec::lossless::CellLayout;
 use kernels::codec::{CellShape, Codec};
 
 use super::weights::{Layer, Weights};
@@ -375,6 +376,34 @@ impl<B: Backend> Engine<B> {
         packed: &[u8],
     ) -> Result<(), Error> {
         Ok(self.backend.scatter_packed(&mut self.pool, pages, codec, shape, packed)?)
+    }
+
+    /// Copies one cell from its pages, packed without loss on the way.
+    ///
+    /// # Errors
+    /// A page outside the pool, or a compressor that has no memory.
+    pub fn gather_lossless(&self, pages: &[&[PageId]], tokens: usize) -> Result<Vec<u8>, Error> {
+        Ok(self.backend.gather_lossless(&self.pool, pages, &self.cell_layout(tokens))?)
+    }
+
+    /// Copies one cell that was packed without loss to its pages.
+    ///
+    /// # Errors
+    /// A page outside the pool, or bytes that are no packed cell of so many tokens.
+    pub fn scatter_lossless(
+        &mut self,
+        pages: &[&[PageId]],
+        tokens: usize,
+        packed: &[u8],
+    ) -> Result<(), Error> {
+        let layout = self.cell_layout(tokens);
+        Ok(self.backend.scatter_lossless(&mut self.pool, pages, &layout, packed)?)
+    }
+
+    /// How a cell of `tokens` tokens is laid out.
+    fn cell_layout(&self, tokens: usize) -> CellLayout {
+        let PoolSpec { head_dim, kv_type, .. } = self.pool_spec;
+        CellLayout { kv_heads: self.config.kv_heads, tokens, head_dim, kv_type }
     }
 
     /// Copies one cell to its pages.

@@ -1,10 +1,10 @@
-//! In how many bits a session's KV is kept once it leaves the device.
+//! How a session's KV is packed once it leaves the device.
 
 use kernels::codec::Codec;
 use serde::{Deserialize, Serialize};
 
-/// How the cells of a session are packed. What a codec loses is lost for good, so that only a session that asks for one gets it:
-/// after a restore it goes on near where it would have, not exactly there.
+/// How the cells of a session are packed. What `int8` and `int4` lose is lost for good, so that only a session that asks for one
+/// gets it: after a restore it goes on near where it would have, not exactly there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KvCodec {
@@ -15,24 +15,36 @@ pub enum KvCodec {
     Int8,
     /// Sealed chunks in four bits a value.
     Int4,
+    /// In as few bytes as a compressor finds: a restored session continues exactly.
+    Lossless,
 }
 
 impl KvCodec {
-    /// The codec, where there is one.
-    pub fn codec(self) -> Option<Codec> {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Raw, Self::Int8, Self::Int4, Self::Lossless];
+
+    /// The codec with a loss, where it is one.
+    pub fn lossy(self) -> Option<Codec> {
         match self {
-            Self::Raw => None,
+            Self::Raw | Self::Lossless => None,
             Self::Int8 => Some(Codec::Int8),
             Self::Int4 => Some(Codec::Int4),
         }
     }
 
-    /// Its name: `raw`, `int8` or `int4`.
+    /// How a chunk is kept. An unsealed one never loses anything.
+    #[must_use]
+    pub fn of_chunk(self, sealed: bool) -> Self {
+        if sealed || self.lossy().is_none() { self } else { Self::Raw }
+    }
+
+    /// Its name: `raw`, `int8`, `int4` or `lossless`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
             Self::Int8 => "int8",
             Self::Int4 => "int4",
+            Self::Lossless => "lossless",
         }
     }
 
@@ -42,6 +54,7 @@ impl KvCodec {
             Self::Raw => 0,
             Self::Int8 => 1,
             Self::Int4 => 2,
+            Self::Lossless => 3,
         }
     }
 }
@@ -50,11 +63,7 @@ impl std::str::FromStr for KvCodec {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        match name {
-            "raw" => Ok(Self::Raw),
-            "int8" => Ok(Self::Int8),
-            "int4" => Ok(Self::Int4),
-            other => Err(format!("'{other}' is not a codec of KV: use raw, int8 or int4")),
-        }
+        let named = Self::ALL.into_iter().find(|codec| codec.name() == name);
+        named.ok_or_else(|| format!("'{name}' is not a codec of KV: use raw, lossless, int8 or int4"))
     }
 }

@@ -31,7 +31,7 @@ pub struct Contract {
     pub kv_layout: String,
     /// Which backends give the same bits.
     pub numerics_class: String,
-    /// Codec and policies that shaped the cells; `exact` when nothing was lost.
+    /// Codec and policies that shaped the cells; `exact` for cells as they were on the device, `lossless` for the same packed.
     pub lineage: String,
     /// Keeps tenants' cells apart.
     pub tenant_salt: String,
@@ -84,6 +84,13 @@ impl Contract {
     #[must_use]
     pub fn packed(&self, codec: &str, session: &str) -> Self {
         Self { lineage: format!("{codec}/{session}"), ..self.clone() }
+    }
+
+    /// The contract of cells that are packed without loss. Their meaning is that of this one's, so that all sessions under it share
+    /// them; their bytes are not, so that nobody takes one kind for the other.
+    #[must_use]
+    pub fn lossless(&self) -> Self {
+        Self { lineage: "lossless".to_owned(), ..self.clone() }
     }
 
     /// Name and value of every field, in the fixed order of the digest.

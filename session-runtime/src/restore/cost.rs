@@ -20,6 +20,17 @@ pub struct Costs {
     /// Of loading from host memory. Costs that were kept before there was a host tier lack it.
     #[serde(default = "LoadCost::of_memory")]
     pub host: LoadCost,
+    /// Of unpacking cells that were packed without loss, in addition to loading them; its bytes are those of packed cells.
+    #[serde(default = "LoadCost::of_unpacking")]
+    pub unpacking: LoadCost,
+    /// Bytes of cells packed without loss, for each byte of theirs on the device.
+    #[serde(default = "packed_share")]
+    packed_share: f64,
+}
+
+/// What a byte of a cell takes, packed without loss, before it is measured.
+fn packed_share() -> f64 {
+    0.85
 }
 
 impl Default for Costs {
@@ -29,6 +40,8 @@ impl Default for Costs {
             compute: ComputeCost::default(),
             load: LoadCost::default(),
             host: LoadCost::of_memory(),
+            unpacking: LoadCost::of_unpacking(),
+            packed_share: packed_share(),
         }
     }
 }
@@ -41,6 +54,18 @@ impl Costs {
             Some(kept) => Self { device, load: kept.load, ..Self::default() },
             None => Self { device, ..Self::default() },
         }
+    }
+
+    /// Learns what cells of `raw` bytes take when they are packed without loss.
+    pub fn observe_packed(&mut self, raw: usize, packed: usize) {
+        if raw > 0 {
+            self.packed_share += 0.1 * (packed as f64 / raw as f64 - self.packed_share);
+        }
+    }
+
+    /// Predicted bytes of cells of `raw` bytes, packed without loss.
+    pub fn packed_bytes(&self, raw: usize) -> usize {
+        (raw as f64 * self.packed_share).round() as usize
     }
 }
 
@@ -129,6 +154,21 @@ impl LoadCost {
     /// What memory costs before it is measured: one thread that checks and copies.
     pub fn of_memory() -> Self {
         Self { latency: 0.0, bytes_per_second: 2e9, samples: 0 }
+    }
+
+    /// What unpacking costs before it is measured.
+    pub fn of_unpacking() -> Self {
+        Self { latency: 0.0, bytes_per_second: 5e8, samples: 0 }
+    }
+
+    /// The cost of this and then of `next`, for the same bytes.
+    #[must_use]
+    pub fn then(&self, next: &Self) -> Self {
+        Self {
+            latency: self.latency + next.latency,
+            bytes_per_second: 1.0 / (1.0 / self.bytes_per_second + 1.0 / next.bytes_per_second),
+            samples: self.samples.min(next.samples),
+        }
     }
 
     /// Learns from one request of `bytes` that took `seconds` of the tier's own time.
@@ -220,9 +260,24 @@ mod tests {
     }
 
     #[test]
+    fn unpacking_comes_after_loading() {
+        let mut costs = Costs::default();
+        for _ in 0..100 {
+            costs.load.observe(1 << 20, 0.5);
+            costs.unpacking.observe(1 << 20, 0.25);
+            costs.observe_packed(1000, 600);
+        }
+        let seconds = costs.load.then(&costs.unpacking).seconds(3, 4 << 20);
+        assert!((seconds - 3.0).abs() < 1e-3, "{seconds}");
+        assert_eq!(costs.packed_bytes(10_000), 6000);
+    }
+
+    #[test]
     fn costs_kept_before_there_was_a_host_tier_are_read() {
         let mut kept = serde_json::to_value(Costs::default()).unwrap();
-        kept.as_object_mut().unwrap().remove("host");
+        for later in ["host", "unpacking", "packed_share"] {
+            kept.as_object_mut().unwrap().remove(later);
+        }
         let read: Costs = serde_json::from_value(kept).unwrap();
         assert_eq!(read.host.seconds(5, 4_000_000_000), 2.0, "what memory costs before it is measured");
     }

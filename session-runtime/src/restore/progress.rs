@@ -350,8 +350,9 @@ impl Progress {
         (state.load[source] == Load::Asked && state.cut < self.layers).then_some(state.cut)
     }
 
-    /// Told that a tier answered for a chunk. `refused` are the layers it could not give, with reasons.
-    pub fn loaded(&mut self, chunk: usize, source: Source, refused: &[(u32, String)]) {
+    /// Told that a tier answered for a chunk: `bytes` of the cells that were used, and the layers it could not give, with
+    /// reasons.
+    pub fn loaded(&mut self, chunk: usize, source: Source, bytes: u64, refused: &[(u32, String)]) {
         self.in_flight -= usize::from(source == Source::Disk);
         let wanted = self.wants(chunk, source).is_some();
         let state = &mut self.chunks[chunk];
@@ -367,7 +368,6 @@ impl Progress {
                 state.computed = false;
             }
         }
-        let bytes = (state.loads(source).count() * state.cell_bytes) as u64;
         self.report.bytes_loaded += bytes;
         self.report.of_tier(source).bytes += bytes;
         let reachable =

@@ -129,6 +129,12 @@ impl HostTier {
         self.chunks.get(chunk).map_or(0, Held::bytes)
     }
 
+    /// Bytes of a chunk's cells in some layers, as far as they are here.
+    pub(super) fn cells_bytes(&self, chunk: &ChunkId, layers: &[u32]) -> usize {
+        let Some(held) = self.chunks.get(chunk) else { return 0 };
+        layers.iter().filter_map(|layer| held.cells.get(layer)).map(|cell| cell.bytes.len()).sum()
+    }
+
     /// Bytes of a tenant's cells.
     pub(super) fn held_by(&self, tenant: &Tenant) -> u64 {
         self.held.get(tenant).copied().unwrap_or_default()

@@ -12,11 +12,14 @@ use super::worker::Worker;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::kv::chunk::{CHUNK_TOKENS, chunks};
+use crate::kv::codec::KvCodec;
 use crate::restore::source::Source;
 
 /// Bytes that all restores together bring from host memory in one round: some 5 ms of copying, which is little beside a
 /// step. The cells of a chunk are not divided.
 pub(super) const ROUND_BYTES: usize = 16 << 20;
+/// How often a byte counts that a compressor unpacks: it takes about so many times as long as one that is copied.
+const UNPACKING_WEIGHT: usize = 4;
 
 /// Cells of a chunk that host memory was asked for.
 pub(super) struct HostLoad {
@@ -47,7 +50,7 @@ pub(super) fn check_budget<B: Backend>(engine: &Engine<B>, budget: u64) -> Resul
 impl<B: Backend> Worker<B> {
     /// Asks host memory for cells of a chunk.
     pub(super) fn ask_host(&mut self, run: &mut RestoreRun, chunk: usize, layers: Vec<u32>) {
-        let bytes = layers.len() * self.engine.cell_bytes(run.chunks[chunk].tokens);
+        let bytes = self.host.cells_bytes(&run.chunks[chunk].id, &layers);
         let ready = self.host_pipe.ready(&self.options.host_control, bytes, self.clock.monotonic());
         run.from_host.push_back(HostLoad { chunk, layers, ready });
     }
@@ -82,14 +85,15 @@ impl<B: Backend> Worker<B> {
                     (layer, cell.map_err(|miss| miss.as_str().to_owned()))
                 })
                 .collect();
-            self.take_cells(session, run, chunk, Source::Host, cells);
+            let unpacking = self.take_cells(session, run, chunk, Source::Host, cells);
             // The device may still copy.
             self.engine.finish()?;
             // What was claimed for this is on the device now, or will be recomputed.
             run.claims[chunk] = None;
-            let seconds = self.since(begun);
+            let seconds = self.since(begun) - unpacking;
             self.costs.host.observe(bytes, seconds);
-            *left = left.saturating_sub(bytes);
+            let weight = if run.codec == KvCodec::Lossless { UNPACKING_WEIGHT } else { 1 };
+            *left = left.saturating_sub(bytes * weight);
         }
     }
 

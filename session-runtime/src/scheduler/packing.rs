@@ -1,5 +1,5 @@
-//! Packing: cells of sessions that asked for a codec, on their way off the device and back. The unsealed tail stays as it is, so
-//! that the newest tokens have lost nothing.
+//! Packing: cells of sessions that asked for a codec, on their way off the device and back. Where something is lost, the unsealed
+//! tail stays as it is, so that the newest tokens have lost nothing.
 
 use kernels::backend::{Backend, KvType, PageId};
 use kernels::codec::CellShape;
@@ -14,18 +14,19 @@ use crate::kv::codec::KvCodec;
 use crate::kv::contract::Digest;
 
 impl<B: Backend> Worker<B> {
-    /// The codec that a session gets of the one it asked for, and the contract of its cells: its tenant's, or one of its own where
-    /// something is lost. Only KV of f16 is packed.
+    /// The codec that a session gets of the one it asked for, and the contract of its cells: its tenant's for the codec, or one of
+    /// its own where something is lost. Only KV of f16 is packed with a loss.
     pub(super) fn cell_contract(&self, session: &str, tenant: &Tenant, asked: KvCodec) -> (KvCodec, Digest) {
-        let codec = if self.engine.pool_spec().kv_type == KvType::F16 { asked } else { KvCodec::Raw };
-        match codec.codec() {
-            None if tenant.name().is_none() => (KvCodec::Raw, self.contract_digest),
-            None => (KvCodec::Raw, self.contract.of_tenant(tenant.name()).digest()),
-            Some(packing) => {
-                let contract = self.contract.of_tenant(tenant.name());
-                (codec, contract.packed(packing.name(), session).digest())
-            }
-        }
+        let unfit = asked.lossy().is_some() && self.engine.pool_spec().kv_type != KvType::F16;
+        let codec = if unfit { KvCodec::Raw } else { asked };
+        let of_tenant = || self.contract.of_tenant(tenant.name());
+        let digest = match codec {
+            KvCodec::Raw if tenant.name().is_none() => self.contract_digest,
+            KvCodec::Raw => of_tenant().digest(),
+            KvCodec::Lossless => of_tenant().lossless().digest(),
+            KvCodec::Int8 | KvCodec::Int4 => of_tenant().packed(codec.name(), session).digest(),
+        };
+        (codec, digest)
     }
 
     pub(super) fn cell_shape(&self, layer: usize, chunk: &Chunk) -> CellShape {
@@ -42,7 +43,7 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    /// A cell as the tiers keep it, copied from its pages.
+    /// A cell as the tiers keep it with the codec of its chunk, copied from its pages.
     pub(super) fn take_cell(
         &self,
         codec: KvCodec,
@@ -50,24 +51,30 @@ impl<B: Backend> Worker<B> {
         layer: usize,
         pages: &[&[PageId]],
     ) -> Result<Vec<u8>, Error> {
-        match codec.codec() {
-            Some(codec) if chunk.is_sealed() => {
-                self.engine.gather_packed(pages, codec, &self.cell_shape(layer, chunk))
+        match (codec, codec.lossy()) {
+            (_, Some(codec)) => self.engine.gather_packed(pages, codec, &self.cell_shape(layer, chunk)),
+            (KvCodec::Lossless, _) => {
+                let cell = self.engine.gather_lossless(pages, chunk.tokens)?;
+                self.trace.packed(cell.len());
+                Ok(cell)
             }
             _ => self.engine.gather_cell(pages, chunk.tokens),
         }
     }
 
-    /// Bytes of a chunk's cell, as the tiers keep it.
+    /// Bytes of a chunk's cell, as the tiers keep it. Without loss they differ from cell to cell: then it is what they have
+    /// been on average.
     pub(super) fn saved_cell_bytes(&self, sequence: &Sequence, chunk: &Chunk) -> usize {
-        match sequence.codec.codec() {
-            Some(codec) if chunk.is_sealed() => self.cell_shape(0, chunk).packed_bytes(codec),
+        let codec = sequence.codec.of_chunk(chunk.is_sealed());
+        match (codec, codec.lossy()) {
+            (_, Some(codec)) => self.cell_shape(0, chunk).packed_bytes(codec),
+            (KvCodec::Lossless, _) => self.costs.packed_bytes(self.engine.cell_bytes(chunk.tokens)),
             _ => self.engine.cell_bytes(chunk.tokens),
         }
     }
 }
 
-/// Copies a cell, as the tiers keep it, to its pages.
+/// Copies a cell, as the tiers keep it with the codec of its chunk, to its pages.
 pub(super) fn put_cell<B: Backend>(
     engine: &mut Engine<B>,
     codec: KvCodec,
@@ -75,8 +82,9 @@ pub(super) fn put_cell<B: Backend>(
     pages: &[&[PageId]],
     cell: &[u8],
 ) -> Result<(), Error> {
-    match codec.codec() {
-        Some(codec) => engine.scatter_packed(pages, codec, shape, cell),
-        None => engine.scatter_cell(pages, shape.tokens, cell),
+    match (codec, codec.lossy()) {
+        (_, Some(codec)) => engine.scatter_packed(pages, codec, shape, cell),
+        (KvCodec::Lossless, _) => engine.scatter_lossless(pages, shape.tokens, cell),
+        _ => engine.scatter_cell(pages, shape.tokens, cell),
     }
 }

@@ -30,7 +30,8 @@ use crate::restore::source::{PerSource, Source};
 pub(super) struct RestoreRun {
     id: u64,
     pub chunks: Vec<Chunk>,
-    /// Digest of the contract of its cells.
+    /// How its cells are packed, and the digest of their contract.
+    pub codec: KvCodec,
     contract: Digest,
     cancels: Vec<CancelFlag>,
     /// What host memory was asked for and has not brought.
@@ -94,10 +95,11 @@ impl<B: Backend> Worker<B> {
         let mode = self.jobs[index].mode;
         let layers = self.engine.config().layers;
         let sequence = self.sequences.get(&session).ok_or_else(|| Error::no_session(&session))?;
-        let (chunks, contract) = (sequence.missing_chunks(), sequence.contract);
+        let chunks = sequence.missing_chunks();
+        let (codec, contract) = (sequence.codec, sequence.contract);
         let usable = sequence.foreign.is_empty();
         let facts = self.facts(sequence, &chunks);
-        let load = self.load_costs();
+        let load = self.load_costs(sequence.codec);
         let others = self.others_left();
         let planned = plan(mode, &facts, layers as u32, (&self.costs.compute, &load), &others);
         let mut progress = Progress::new(&facts, &planned.cuts, layers as u32, mode);
@@ -131,6 +133,7 @@ impl<B: Backend> Worker<B> {
         self.next_restore += 1;
         let mut run = RestoreRun {
             id: self.next_restore,
+            codec,
             contract,
             cancels: chunks.iter().map(|_| CancelFlag::default()).collect(),
             saved_chunks,
@@ -156,7 +159,7 @@ impl<B: Backend> Worker<B> {
     fn facts(&self, sequence: &Sequence, chunks: &[Chunk]) -> Vec<ChunkFacts> {
         let layers = self.engine.config().layers;
         let usable = sequence.foreign.is_empty();
-        let (load, cell) = (self.load_costs(), self.engine.cell_bytes(CHUNK_TOKENS));
+        let (load, cell) = (self.load_costs(sequence.codec), self.engine.cell_bytes(CHUNK_TOKENS));
         let throttled = self.options.host_control.throttle().bytes_per_s.is_some();
         let order = if throttled && load.host.seconds(1, cell) > load.disk.seconds(1, cell) {
             [Source::Disk, Source::Host]
@@ -199,11 +202,15 @@ impl<B: Backend> Worker<B> {
         chunks.map(|(chunk, wanted)| if wanted { self.host.claim(&chunk.id) } else { None }).collect()
     }
 
-    /// What loading costs, with what the tiers are throttled to.
-    pub(super) fn load_costs(&self) -> PerSource<LoadCost> {
-        PerSource {
-            host: self.costs.host.limited(self.options.host_control.throttle().bytes_per_s),
-            disk: self.costs.load.limited(self.tier.limit()),
+    /// What loading cells of a codec costs, with what the tiers are throttled to. Who brings them waits for a compressor.
+    pub(super) fn load_costs(&self, codec: KvCodec) -> PerSource<LoadCost> {
+        let host = self.costs.host.limited(self.options.host_control.throttle().bytes_per_s);
+        let disk = self.costs.load.limited(self.tier.limit());
+        match codec {
+            KvCodec::Lossless => {
+                PerSource { host: host.then(&self.costs.unpacking), disk: disk.then(&self.costs.unpacking) }
+            }
+            KvCodec::Raw | KvCodec::Int8 | KvCodec::Int4 => PerSource { host, disk },
         }
     }
 
@@ -287,7 +294,7 @@ impl<B: Backend> Worker<B> {
             if self.bring_from_host(session, run, host_bytes)? {
                 return Ok(Advance::Under { worked: true });
             }
-            let (compute, load) = (&self.costs.compute, self.load_costs());
+            let (compute, load) = (&self.costs.compute, self.load_costs(run.codec));
             let outlook = Outlook {
                 compute_chunk: &|index| chunk_seconds(compute, &run.chunks[index], layers),
                 load: &|left| load.seconds(left),
@@ -384,7 +391,8 @@ impl<B: Backend> Worker<B> {
         self.jobs[job].phase = Phase::Restoring(run);
     }
 
-    /// Takes a chunk's cells from a tier: those that are still wanted go to the device.
+    /// Takes a chunk's cells from a tier: those that are still wanted go to the device. Returns the seconds that a compressor
+    /// took for them.
     pub(super) fn take_cells(
         &mut self,
         session: &str,
@@ -392,10 +400,12 @@ impl<B: Backend> Worker<B> {
         index: usize,
         source: Source,
         cells: Vec<(u32, Result<CellBytes, String>)>,
-    ) {
+    ) -> f64 {
         run.last_arrival = self.clock.monotonic();
         self.last_arrival = run.last_arrival;
-        let mut refused = Vec::new();
+        // The unsealed tail is never packed with a loss.
+        let codec = run.codec.of_chunk(run.chunks[index].is_sealed());
+        let (mut refused, mut bytes) = (Vec::new(), 0);
         if let Some(lowest) = run.progress.wants(index, source)
             && let Some(sequence) = self.sequences.get(session)
         {
@@ -403,19 +413,24 @@ impl<B: Backend> Worker<B> {
             for (layer, cell) in cells.into_iter().filter(|(layer, _)| *layer >= lowest) {
                 let pages = sequence.chunk_pages(chunk, layer as usize);
                 let shape = self.cell_shape(layer as usize, chunk);
-                // The unsealed tail is never packed.
-                let codec = if chunk.is_sealed() { sequence.codec } else { KvCodec::Raw };
                 let outcome = cell.and_then(|cell| {
                     let pages = pages.ok_or("no pages")?;
                     let put = put_cell(&mut self.engine, codec, &shape, &pages, &cell);
-                    put.map_err(|error| error.to_string())
+                    put.map(|()| cell.len()).map_err(|error| error.to_string())
                 });
-                if let Err(reason) = outcome {
-                    refused.push((layer, reason));
+                match outcome {
+                    Ok(length) => bytes += length,
+                    Err(reason) => refused.push((layer, reason)),
                 }
             }
         }
-        run.progress.loaded(index, source, &refused);
+        run.progress.loaded(index, source, bytes as u64, &refused);
+        if codec != KvCodec::Lossless {
+            return 0.0;
+        }
+        let seconds = self.since(run.last_arrival);
+        self.costs.unpacking.observe(bytes, seconds);
+        seconds
     }
 
     /// Everything is on the device. Returns whether the job is over.

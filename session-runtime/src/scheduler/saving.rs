@@ -105,13 +105,17 @@ impl<B: Backend> Worker<B> {
     /// bytes. Layers with a window that dropped the chunk have nothing to save: no restore asks for it.
     pub(super) fn save_chunk(&mut self, session: &Arc<str>, chunk: Chunk) -> Result<u64, Error> {
         let Some(sequence) = self.sequences.get(session) else { return Ok(0) };
-        let (codec, contract, tenant) = (sequence.codec, sequence.contract, sequence.tenant.clone());
+        let codec = sequence.codec.of_chunk(chunk.is_sealed());
+        let (contract, tenant) = (sequence.contract, sequence.tenant.clone());
         let cells = (0..self.engine.config().layers)
             .filter_map(|layer| Some((layer, sequence.chunk_pages(&chunk, layer)?)))
             .map(|(layer, pages)| Ok((layer as u32, Arc::new(self.take_cell(codec, &chunk, layer, &pages)?))))
             .collect::<Result<Vec<_>, Error>>()?;
         let Some(sequence) = self.sequences.get_mut(session) else { return Ok(0) };
         let bytes: u64 = cells.iter().map(|(_, cell)| cell.len() as u64).sum();
+        if codec == KvCodec::Lossless {
+            self.costs.observe_packed(self.engine.cell_bytes(chunk.tokens) * cells.len(), bytes as usize);
+        }
         if chunk.is_sealed() {
             sequence.save_asked = chunk.start / CHUNK_TOKENS + 1;
         }
@@ -119,7 +123,6 @@ impl<B: Backend> Worker<B> {
         self.host.insert(&tenant, chunk.id, cells.clone(), false);
         self.saver.in_flight += 1;
         self.saver.bytes += bytes;
-        let codec = if chunk.is_sealed() { codec } else { KvCodec::Raw };
         let (owner, owner_quota) = (tenant.owner(), self.options.tenants.of(&tenant).disk_bytes);
         let session = Arc::clone(session);
         self.tier.ask(TierRequest::Save { session, owner, owner_quota, contract, codec, chunk, cells });

@@ -9,7 +9,6 @@ use super::worker::{Worker, busy};
 use super::{DeviceView, KvView, OpenSession};
 use crate::error::{Error, ErrorKind};
 use crate::kv::chunk::CHUNK_TOKENS;
-use crate::kv::codec::KvCodec;
 use crate::kv::state::KvState;
 
 impl<B: Backend> Worker<B> {
@@ -78,11 +77,9 @@ impl<B: Backend> Worker<B> {
         };
         let table = if computed > 0 { source.table.fork(&mut self.pool, computed) } else { empty };
         let (codec, contract) = self.cell_contract(&target, &source.tenant, source.codec);
-        // Packed cells are no other session's, not even a fork's.
-        let (saved_chunks, saved_end) = match codec {
-            KvCodec::Raw => (source.saved_chunks, source.saved_end),
-            KvCodec::Int8 | KvCodec::Int4 => (0, 0),
-        };
+        // Cells that have lost something are no other session's, not even a fork's.
+        let (saved_chunks, saved_end) =
+            if contract == source.contract { (source.saved_chunks, source.saved_end) } else { (0, 0) };
         let forked = Sequence {
             id: Arc::clone(&target),
             tenant: source.tenant.clone(),

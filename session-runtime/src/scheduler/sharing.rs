@@ -11,7 +11,6 @@ use kernels::backend::{Backend, PAGE_TOKENS};
 
 use super::worker::Worker;
 use crate::kv::chunk::CHUNK_TOKENS;
-use crate::kv::codec::KvCodec;
 use crate::kv::state::{KvEvent, KvState};
 
 /// How many more tokens the tiers must have than the device, where sharing costs nothing.
@@ -49,7 +48,7 @@ impl<B: Backend> Worker<B> {
             .values()
             .filter(|other| other.tenant == *tenant)
             // What a codec was asked for may have lost something.
-            .filter(|other| other.codec == KvCodec::Raw)
+            .filter(|other| other.codec.lossy().is_none())
             .filter(|other| &*other.id != session && other.state.is_resident())
             .map(|other| {
                 let there = &other.tokens[..other.computed];
@@ -64,8 +63,10 @@ impl<B: Backend> Worker<B> {
     fn share_pages(&mut self, source: &str, session: &str, count: usize) {
         let Some(source) = self.sequences.get(source) else { return };
         let table = source.table.fork(&mut self.pool, count);
-        let saved = source.saved_chunks.min(count / CHUNK_TOKENS);
+        let (saved, contract) = (source.saved_chunks.min(count / CHUNK_TOKENS), source.contract);
         let Some(sequence) = self.sequences.get_mut(session) else { return };
+        // Pages are the same under any codec; cells that were saved under another's are not.
+        let saved = if sequence.contract == contract { saved } else { 0 };
         sequence.table = table;
         (sequence.computed, sequence.known) = (count, count);
         (sequence.saved_chunks, sequence.save_asked) = (saved, saved);

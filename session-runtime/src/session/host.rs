@@ -72,9 +72,9 @@ pub struct SessionHost {
 }
 
 impl SessionHost {
-    /// Refuses a codec that the runtime's KV cannot be packed with.
+    /// Refuses a codec that the runtime's KV cannot be packed with: those with a loss are made for f16.
     pub(super) fn check_codec(&self, codec: KvCodec) -> Result<(), Error> {
-        if codec == KvCodec::Raw || self.contract.kv_layout == cell_layout(KvType::F16) {
+        if codec.lossy().is_none() || self.contract.kv_layout == cell_layout(KvType::F16) {
             return Ok(());
         }
         Err(Error::invalid(

@@ -117,7 +117,7 @@ pub struct SessionSpec {
     pub metadata: Map<String, Value>,
     /// Seconds of idleness after which the KV may leave the device unasked; unset: the runtime's default.
     pub idle_ttl_seconds: Option<u64>,
-    /// In how many bits the KV is kept once it leaves the device.
+    /// How the KV is packed once it leaves the device.
     pub kv_codec: KvCodec,
     /// Whether the session is deleted when its turn ends (used by stateless routes).
     pub ephemeral: bool,

@@ -28,9 +28,10 @@ const HEIGHTS: [(&str, usize); 12] = [
 ];
 
 /// Crates that only code below certain paths may name.
-const OWNED: [(&str, &[&str]); 11] = [
+const OWNED: [(&str, &[&str]); 12] = [
     ("sled", &["store/"]),
     ("cudarc", &["kernels/"]),
+    ("zstd", &["kernels/"]),
     ("wasmtime", &["session-runtime/src/agent"]),
     ("axum", &["session-runtime/src/api"]),
     ("utoipa", &["session-runtime/src/api"]),

@@ -2,6 +2,7 @@ use super::super::report::TierLoads;
 use super::*;
 
 const LAYERS: u32 = 4;
+const CELL_BYTES: u64 = 64 * 8;
 
 fn chunks(count: usize) -> Vec<ChunkFacts> {
     let (saved, needed) = (vec![Some(Source::Disk); LAYERS as usize], vec![true; LAYERS as usize]);
@@ -37,7 +38,10 @@ fn run(progress: &mut Progress, refuse: impl Fn(usize) -> Vec<(u32, String)>) ->
     let (compute, load) = (|_: usize| 1.0, |_: &PerSource<Amount>| 0.0);
     for _ in 0..1000 {
         match progress.next(2, &outlook(&compute, &load, 0.0)) {
-            Action::Load { chunk, source, .. } => progress.loaded(chunk, source, &refuse(chunk)),
+            Action::Load { chunk, source, layers } => {
+                let refused = refuse(chunk);
+                progress.loaded(chunk, source, (layers.len() - refused.len()) as u64 * CELL_BYTES, &refused);
+            }
             Action::Compute { chunk, chunks, .. } => progress.computed(chunk, chunks, 0.5),
             Action::Wait => panic!("nothing is under way"),
             Action::Done => return progress.finish(0),
@@ -86,7 +90,7 @@ fn i4_a_stuck_tier_is_taken_over_chunk_by_chunk() {
     assert_eq!(ask(&mut progress, 2.5), Action::Compute { chunk: 1, chunks: 1, layers: LAYERS });
     progress.computed(1, 1, 1.0);
     assert_eq!(ask(&mut progress, 3.5), Action::Done);
-    progress.loaded(1, Source::Disk, &[]);
+    progress.loaded(1, Source::Disk, 0, &[]);
     let report = progress.finish(0);
     assert_eq!((report.tokens_recomputed, report.tokens_loaded), (128, 0));
 }
@@ -108,7 +112,7 @@ fn simulated(compute: f64, load: f64, error: [f64; 2]) -> f64 {
         while under_way.first().is_some_and(|(end, _)| *end <= now) {
             let (end, chunk) = under_way.remove(0);
             arrived = end;
-            progress.loaded(chunk, Source::Disk, &[]);
+            progress.loaded(chunk, Source::Disk, 0, &[]);
         }
         match progress.next(4, &outlook(&computing, &loading, now - arrived)) {
             Action::Load { chunk, .. } => {
@@ -237,7 +241,7 @@ fn i4_a_stuck_tier_is_overtaken_in_a_model_with_windows() {
     for step in 0..100 {
         match progress.next(4, &outlook(&compute, &load, f64::from(step))) {
             // The tier gives the first two chunks it is asked for and then nothing.
-            Action::Load { chunk, .. } if chunk >= 4 => progress.loaded(chunk, Source::Disk, &[]),
+            Action::Load { chunk, .. } if chunk >= 4 => progress.loaded(chunk, Source::Disk, 0, &[]),
             Action::Load { .. } | Action::Wait => {}
             Action::Compute { chunk, chunks, layers } => {
                 assert_eq!((chunk, layers), (ended.len(), LAYERS), "from the first chunk, in order");
@@ -309,12 +313,12 @@ fn i2_what_one_tier_refuses_is_recomputed_whatever_the_other_brings() {
         assert!(matches!(next(&mut progress), Action::Load { source: Source::Disk, .. }));
         assert!(matches!(next(&mut progress), Action::Load { source: Source::Host, .. }));
         let host = |progress: &mut Progress| {
-            progress.loaded(0, Source::Host, &[(2, "corrupt".to_owned())]);
+            progress.loaded(0, Source::Host, 0, &[(2, "corrupt".to_owned())]);
         };
         if host_first {
             host(&mut progress);
         }
-        progress.loaded(0, Source::Disk, &[]);
+        progress.loaded(0, Source::Disk, 0, &[]);
         if !host_first {
             assert_eq!(next(&mut progress), Action::Wait);
             host(&mut progress);
@@ -336,7 +340,7 @@ fn i4_a_stuck_disk_is_overtaken_around_what_host_memory_has() {
     let mut computed = Vec::new();
     for step in 0..20 {
         match progress.next(4, &outlook(&compute, &load, f64::from(step))) {
-            Action::Load { chunk, source: Source::Host, .. } => progress.loaded(chunk, Source::Host, &[]),
+            Action::Load { chunk, source: Source::Host, .. } => progress.loaded(chunk, Source::Host, 0, &[]),
             Action::Load { .. } | Action::Wait => {}
             Action::Compute { chunk, chunks, layers } => {
                 assert_eq!(layers, LAYERS);

@@ -197,6 +197,7 @@ impl Exact {
 
     fn tell(&mut self, told: &Told, at: Duration) {
         self.feed.begin(at, told);
+        self.worker.engine.backend().packed.begin(&told.packed);
         if let Some(host) = &told.host {
             host.apply(&self.control);
         }
@@ -219,7 +220,7 @@ impl Exact {
     fn amiss(&self) -> Option<&'static str> {
         let unused = self.scripts.values().any(|script| !script.is_used_up());
         let unused = unused.then_some("the trace has a token that the scheduler does not sample");
-        self.feed.amiss().or(unused)
+        self.feed.amiss().or(unused).or_else(|| self.worker.engine.backend().packed.amiss())
     }
 
     /// Messages whose first token came. Those that ended are forgotten.
@@ -256,8 +257,8 @@ impl Exact {
                 }
                 self.worker.tier_answer(answer);
             }
-            Cause::Loaded { bytes, refused, seconds } => {
-                let answer = self.feed.loaded(*bytes, refused, *seconds).ok_or_else(unasked)?;
+            Cause::Loaded { given, refused, seconds } => {
+                let answer = self.feed.loaded(given, refused, *seconds).ok_or_else(unasked)?;
                 self.worker.tier_answer(answer);
             }
             Cause::Generate { session, sampled } => {

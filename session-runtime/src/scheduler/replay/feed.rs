@@ -12,6 +12,9 @@ use crate::scheduler::port::TierPort;
 use crate::scheduler::tier::{TierAnswer, TierRequest};
 use crate::scheduler::trace::Told;
 
+/// Most bytes of a cell, as on disk: a trace that names more is none of ours.
+const CELL_MOST: u64 = 64 << 20;
+
 /// A save that the disk has not answered for.
 struct Save {
     session: Arc<str>,
@@ -102,15 +105,19 @@ impl Feed {
     }
 
     /// The disk answers for the oldest load.
-    pub(super) fn loaded(&self, bytes: u64, refused: &[(u32, String)], seconds: f64) -> Option<TierAnswer> {
+    pub(super) fn loaded(
+        &self,
+        given: &[(u32, u64)],
+        refused: &[(u32, String)],
+        seconds: f64,
+    ) -> Option<TierAnswer> {
         let Load { restore, index, layers } = self.state().loads.pop_front()?;
-        let given = layers.len().saturating_sub(refused.len()).max(1);
-        let each = usize::try_from(bytes).ok()? / given;
-        let cell = |layer: u32| match refused.iter().find(|(other, _)| *other == layer) {
-            Some((_, reason)) => Err(reason.clone()),
-            None => Ok(Arc::new(vec![0; each])),
+        let mut given = given.iter().flat_map(|(count, bytes)| (0..*count).map(|_| *bytes));
+        let mut cell = |layer: u32| match refused.iter().find(|(other, _)| *other == layer) {
+            Some((_, reason)) => Some(Err(reason.clone())),
+            None => Some(Ok(Arc::new(vec![0; usize::try_from(given.next()?.min(CELL_MOST)).ok()?]))),
         };
-        let cells = layers.into_iter().map(|layer| (layer, cell(layer))).collect();
+        let cells = layers.into_iter().map(|layer| Some((layer, cell(layer)?))).collect::<Option<_>>()?;
         Some(TierAnswer::Loaded { restore, index, cells, seconds })
     }
 }

@@ -10,7 +10,6 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::oneshot;
 
 use super::*;
-use crate::kv::codec::KvCodec;
 use crate::restore::cost::Costs;
 use crate::restore::plan::RestoreMode;
 use crate::restore::report::RestoreReport;
@@ -22,6 +21,8 @@ use crate::scheduler::{
     Command, GenerationEvent, HostControl, KvObserver, KvTransition, OpenSession, RestReason,
     SchedulerOptions, Speculation,
 };
+
+mod packed;
 
 /// What someone saw who knows nothing of traces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -407,36 +408,6 @@ fn costs_that_the_traced_device_had_measured_are_those_of_the_replay() {
     let seconds = |costs: &Costs| costs.compute.seconds(64, 4, 100.0);
     assert_eq!(seconds(exact::Exact::new(&header).unwrap().costs()), seconds(&kept));
     assert_ne!(seconds(&kept), seconds(&Costs::default()));
-}
-
-#[test]
-fn a_packed_session_is_replayed_with_the_bytes_it_had() {
-    let directory = tempfile::tempdir().unwrap();
-    let trace = directory.path().join("trace");
-    let setting = setting(IdlePolicyName::Lru, 9);
-    let witness = Witness::default();
-    let options = options(&setting, &trace);
-    let mut simulation = Simulation::new(&machine(900), options, Box::new(witness.clone())).unwrap();
-    let id: Arc<str> = "packed".into();
-    let opening = Box::new(OpenSession { codec: KvCodec::Int4, ..OpenSession::default() });
-    simulation.worker.command(Command::Open { session: Arc::clone(&id), opening });
-    simulation.append(&id, (0..300).collect());
-    for _ in 0..2 {
-        let mut told = simulation.generate(&id, 4);
-        while !matches!(told.try_recv(), Ok(GenerationEvent::Done { .. })) {
-            assert_ne!(simulation.step(None), Progress::Stuck);
-        }
-        simulation.rest(&id, RestReason::EndOfTurn);
-        let session = Arc::clone(&id);
-        simulation.worker.command(Command::Evict { session, reply: oneshot::channel().0 });
-    }
-    drop(simulation);
-    let replay = replayed(&trace, WhatIf::default());
-    assert_eq!(replay.divergence, None);
-    let seen = witness.0.lock().unwrap().clone();
-    let loaded = replay.replayed.bytes_from_host + replay.replayed.bytes_from_disk;
-    assert_eq!(loaded, seen.bytes_from_host + seen.bytes_from_disk);
-    assert!(loaded > 0 && loaded < 300 * TOKEN_BYTES / 2, "{loaded} bytes of packed cells");
 }
 
 /// What is wrong with the replay of a trace whose first record that `edit` changes was changed.

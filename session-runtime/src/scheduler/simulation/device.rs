@@ -2,12 +2,14 @@
 //! only so, and every logit is zero. As a GPU does, it answers before it is done: time passes when something waits for it, so
 //! that whoever measures unfinished work measures nothing. The forward pass, and everything above it, is the real one.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kernels::backend::{
     AttentionShape, Backend, MatrixSpec, Output, PageId, PoolSpec, RopePairing, RowGroup,
 };
+use kernels::codec::lossless::CellLayout;
 use kernels::error::KernelError;
 use serde::{Deserialize, Serialize};
 use store::ManualClock;
@@ -49,6 +51,52 @@ pub(in crate::scheduler) struct SimulatedDevice {
     pub layers: usize,
     /// Seconds of work that nobody has waited for.
     pub queued: Mutex<f64>,
+    /// What its cells take, packed without loss.
+    pub packed: PackedLengths,
+}
+
+/// What cells without bytes take when they are packed without loss: what a trace says they took, or a usual part of the whole.
+#[derive(Debug, Default)]
+pub(in crate::scheduler) struct PackedLengths(Mutex<Option<Fed>>);
+
+#[derive(Debug, Default)]
+struct Fed {
+    lengths: VecDeque<u32>,
+    missing: bool,
+}
+
+impl PackedLengths {
+    fn fed(&self) -> MutexGuard<'_, Option<Fed>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A record of a trace, and the cells that were packed in it.
+    pub(in crate::scheduler) fn begin(&self, lengths: &[u32]) {
+        *self.fed() = Some(Fed { lengths: lengths.iter().copied().collect(), missing: false });
+    }
+
+    /// What did not fit since the record began.
+    pub(in crate::scheduler) fn amiss(&self) -> Option<&'static str> {
+        match self.fed().as_ref()? {
+            Fed { missing: true, .. } => Some("the scheduler packs a cell that the trace has not"),
+            fed if !fed.lengths.is_empty() => Some("the trace has a cell that the scheduler does not pack"),
+            _ => None,
+        }
+    }
+
+    fn next(&self, raw: usize) -> usize {
+        let mut fed = self.fed();
+        let told = fed.as_mut().map(|fed| fed.lengths.pop_front().ok_or(&mut fed.missing));
+        match told {
+            // A packed cell is never much longer than the cell.
+            Some(Ok(length)) => (length as usize).min(2 * raw + 1024),
+            Some(Err(missing)) => {
+                *missing = true;
+                raw
+            }
+            None => raw * 7 / 8,
+        }
+    }
 }
 
 impl SimulatedDevice {
@@ -208,5 +256,20 @@ impl Backend for SimulatedDevice {
     fn scatter_cell(&self, (): &mut (), _: &[&[PageId]], _: usize, cell: &[u8]) -> Done {
         self.queue(cell.len() as f64 / self.cost.copy_bytes_per_s);
         Ok(())
+    }
+
+    fn gather_lossless(
+        &self,
+        (): &(),
+        tables: &[&[PageId]],
+        layout: &CellLayout,
+    ) -> Result<Vec<u8>, KernelError> {
+        let mut cell = vec![0; layout.bytes()];
+        self.gather_cell(&(), tables, layout.tokens, &mut cell)?;
+        Ok(vec![0; self.packed.next(cell.len())])
+    }
+
+    fn scatter_lossless(&self, (): &mut (), tables: &[&[PageId]], layout: &CellLayout, _: &[u8]) -> Done {
+        self.scatter_cell(&mut (), tables, layout.tokens, &vec![0; layout.bytes()])
     }
 }

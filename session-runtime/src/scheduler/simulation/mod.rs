@@ -16,6 +16,7 @@ use store::{Clock, ManualClock};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 pub use device::DeviceCost;
+use device::PackedLengths;
 pub(super) use device::SimulatedDevice;
 pub use disk::DiskCost;
 use disk::DiskPort;
@@ -107,7 +108,13 @@ pub(super) fn engine(
     clock: &Arc<ManualClock>,
 ) -> Result<Engine<SimulatedDevice>, Error> {
     let (cost, layers) = (steps.cost, config.layers);
-    let device = SimulatedDevice { clock: Arc::clone(clock), cost, layers, queued: Mutex::default() };
+    let device = SimulatedDevice {
+        clock: Arc::clone(clock),
+        cost,
+        layers,
+        queued: Mutex::default(),
+        packed: PackedLengths::default(),
+    };
     let weights = Weights::blank(&config);
     Engine::new(Arc::new(device), config, weights, spec, context, steps.rows)
 }

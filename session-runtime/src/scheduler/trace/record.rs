@@ -126,6 +126,8 @@ pub(in crate::scheduler) struct Told {
     pub tokens: Vec<(SessionNumber, Taken)>,
     /// Sessions whose restores nobody waits for any more.
     pub unwanted: Vec<SessionNumber>,
+    /// Bytes of cells that were packed without loss.
+    pub packed: Vec<u32>,
 }
 
 /// How the host tier is made slow or faulty.
@@ -194,9 +196,9 @@ pub(in crate::scheduler) enum Cause {
     Close { session: SessionNumber },
     /// The disk answered for the oldest chunk that it was to save, with the reason where it did not.
     Saved { refused: Option<String> },
-    /// The disk answered for the oldest chunk that it was to load: bytes of the cells it gave, the layers it did not, and
-    /// its seconds.
-    Loaded { bytes: u64, refused: Vec<(u32, String)>, seconds: f64 },
+    /// The disk answered for the oldest chunk that it was to load: bytes of the cells it gave (so many cells of so many bytes
+    /// each, in the order of layers), the layers it did not, and its seconds.
+    Loaded { given: Vec<(u32, u64)>, refused: Vec<(u32, String)>, seconds: f64 },
     /// The scheduler stopped.
     Stop,
 }

@@ -120,10 +120,17 @@ impl Recorder {
                 }
             }
             TierAnswer::Loaded { cells, seconds, .. } => {
-                let bytes = cells.iter().filter_map(|(_, cell)| Some(cell.as_ref().ok()?.len() as u64)).sum();
+                let lengths = cells.iter().filter_map(|(_, cell)| Some(cell.as_ref().ok()?.len() as u64));
+                let mut given: Vec<(u32, u64)> = Vec::new();
+                for length in lengths {
+                    match given.last_mut() {
+                        Some((count, same)) if *same == length => *count += 1,
+                        _ => given.push((1, length)),
+                    }
+                }
                 let refused =
                     cells.iter().filter_map(|(layer, cell)| Some((*layer, cell.as_ref().err()?.clone())));
-                recording.begin(Cause::Loaded { bytes, refused: refused.collect(), seconds: *seconds });
+                recording.begin(Cause::Loaded { given, refused: refused.collect(), seconds: *seconds });
             }
         }
     }
@@ -181,6 +188,13 @@ impl Recorder {
     pub(in crate::scheduler) fn guessed_right(&self) {
         if let Some(mut recording) = self.recording() {
             recording.told(|told| told.guess.iter_mut().for_each(|(_, _, right)| *right += 1));
+        }
+    }
+
+    /// A cell was packed without loss.
+    pub(in crate::scheduler) fn packed(&self, bytes: usize) {
+        if let Some(mut recording) = self.recording() {
+            recording.told(|told| told.packed.push(bytes as u32));
         }
     }
 
