@@ -26,8 +26,7 @@ impl<B: Backend> Worker<B> {
             (_, _, false) => KvState::Stale,
         };
         let (codec, contract) = self.cell_contract(&session, &tenant, codec);
-        let saved_chunks =
-            if state == KvState::Evicted { self.chunks_held(&contract, &tokens).on_disk } else { 0 };
+        let saved_chunks = if state == KvState::Evicted { self.lookup(&contract, &tokens).disk } else { 0 };
         let sequence = Sequence {
             id: Arc::clone(&session),
             tenant,
@@ -59,6 +58,7 @@ impl<B: Backend> Worker<B> {
         if let Some(mut sequence) = self.sequences.remove(session) {
             sequence.table.truncate(&mut self.pool, 0);
         }
+        self.note_resident(session);
     }
 
     fn finish_message_or_restore(&mut self, index: usize) {
@@ -104,7 +104,8 @@ impl<B: Backend> Worker<B> {
             superseded: false,
             last_restore: None,
         };
-        self.sequences.insert(target, forked);
+        self.sequences.insert(Arc::clone(&target), forked);
+        self.note_resident(&target);
         Ok(())
     }
 
@@ -133,6 +134,7 @@ impl<B: Backend> Worker<B> {
         sequence.save_asked = sequence.save_asked.min(sequence.saved_chunks);
         let keep = sequence.computed;
         sequence.table.truncate(&mut self.pool, keep);
+        self.note_resident(session);
         Ok(())
     }
 
