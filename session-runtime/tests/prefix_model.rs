@@ -331,5 +331,5 @@ prop_state_machine! {
 
     /// A hundred thousand moves.
     #[test]
-    fn i3_i8_lookups_find_what_a_plain_search_finds_and_nothing_is_left_behind(sequential 100..101 => Tree);
+    fn i3_lookups_find_what_a_plain_search_finds_and_nothing_of_another_contract(sequential 100..101 => Tree);
 }

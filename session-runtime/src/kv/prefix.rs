@@ -135,7 +135,11 @@ impl PrefixTree {
 
     /// A chunk is no longer in these tiers.
     pub fn drop(&mut self, chunk: &ChunkId, tiers: Tiers) {
-        for forgotten in self.names.drop(chunk, tiers) {
+        if !self.names.drop(chunk, tiers) {
+            return;
+        }
+        for forgotten in self.nodes.from_chunk(chunk) {
+            self.names.forget(&forgotten);
             self.nodes.take_chunk(&forgotten);
         }
     }
@@ -249,3 +253,6 @@ impl PrefixTree {
         (nodes, tokens, self.names.len())
     }
 }
+
+#[cfg(test)]
+mod tests;

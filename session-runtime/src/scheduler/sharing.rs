@@ -35,6 +35,8 @@ impl<B: Backend> Worker<B> {
         let tokens = sequence.tokens[..sequence.tokens.len().saturating_sub(1)].to_vec();
         let own_cells = sequence.contract != contract;
         let mut found = self.lookup(&contract, &tokens);
+        #[cfg(test)]
+        self.compare(&contract, &tokens, &found);
         if own_cells {
             found.saved = 0;
         }
@@ -126,3 +128,6 @@ impl<B: Backend> Worker<B> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,7 @@
 //! What the prefix tree knows of saved chunks besides where they stand: in which tiers they were last said to be, and when they
 //! were last of use.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 
 use crate::kv::chunk::ChunkId;
 
@@ -46,8 +46,8 @@ struct Name {
     used: u64,
     /// The chunk before it; none before the first of a history.
     before: Option<ChunkId>,
-    /// Known chunks right behind it.
-    behind: BTreeSet<ChunkId>,
+    /// How many known chunks follow right behind it.
+    behind: usize,
 }
 
 /// Chunks by their ids, at most so many. A chunk is known only while the one before it is: without that it is of no use to
@@ -89,10 +89,12 @@ impl Names {
             return;
         }
         if let Some(before) = before.and_then(|before| self.names.get_mut(&before)) {
-            self.last.remove(&before.used);
-            before.behind.insert(chunk);
+            if before.behind == 0 {
+                self.last.remove(&before.used);
+            }
+            before.behind += 1;
         }
-        self.names.insert(chunk, Name { tiers, used, before, behind: BTreeSet::new() });
+        self.names.insert(chunk, Name { tiers, used, before, behind: 0 });
         self.last.insert(used, chunk);
     }
 
@@ -106,34 +108,24 @@ impl Names {
         Some(oldest)
     }
 
-    /// A chunk is no longer in these tiers; those that are forgotten for it: it, where it is in none now, and all behind it.
-    pub(super) fn drop(&mut self, chunk: &ChunkId, gone: Tiers) -> Vec<ChunkId> {
-        let Some(name) = self.names.get_mut(chunk) else { return Vec::new() };
+    /// A chunk is no longer in these tiers; whether it is in none now, so that it and all behind it are to be forgotten.
+    pub(super) fn drop(&mut self, chunk: &ChunkId, gone: Tiers) -> bool {
+        let Some(name) = self.names.get_mut(chunk) else { return false };
         name.tiers = name.tiers.without(gone);
-        if name.tiers != Tiers::NEITHER {
-            return Vec::new();
-        }
-        let mut forgotten = vec![*chunk];
-        let mut next = 0;
-        while let Some(name) = forgotten.get(next).and_then(|chunk| self.names.get(chunk)) {
-            forgotten.extend(&name.behind);
-            next += 1;
-        }
-        // Those behind first.
-        forgotten.reverse();
-        forgotten.iter().for_each(|chunk| self.forget(chunk));
-        forgotten
+        name.tiers == Tiers::NEITHER
     }
 
-    /// Forgets one that has none behind it.
-    fn forget(&mut self, chunk: &ChunkId) {
+    /// Forgets a chunk.
+    pub(super) fn forget(&mut self, chunk: &ChunkId) {
         let Some(name) = self.names.remove(chunk) else { return };
-        self.last.remove(&name.used);
+        if name.behind == 0 {
+            self.last.remove(&name.used);
+        }
         if let Some(id) = name.before
             && let Some(before) = self.names.get_mut(&id)
         {
-            before.behind.remove(chunk);
-            if before.behind.is_empty() {
+            before.behind -= 1;
+            if before.behind == 0 {
                 self.last.insert(before.used, id);
             }
         }
@@ -141,15 +133,17 @@ impl Names {
 
     /// Whether every chunk is in some tier, stands behind one that is known, and has its place in the order if it is a last one.
     pub(super) fn is_whole(&self) -> bool {
+        let mut behind: HashMap<&ChunkId, usize> = HashMap::new();
+        for before in self.names.values().filter_map(|name| name.before.as_ref()) {
+            *behind.entry(before).or_default() += 1;
+        }
         let known = |(chunk, name): (&ChunkId, &Name)| {
-            let follows =
-                |before: &ChunkId| self.names.get(before).is_some_and(|before| before.behind.contains(chunk));
+            let follows = name.before.as_ref().is_none_or(|before| self.has(before));
+            let counted = behind.get(chunk).copied().unwrap_or_default() == name.behind;
             let ends = self.last.get(&name.used) == Some(chunk);
-            name.tiers != Tiers::NEITHER
-                && name.before.as_ref().is_none_or(follows)
-                && ends == name.behind.is_empty()
+            name.tiers != Tiers::NEITHER && follows && counted && ends == (name.behind == 0)
         };
-        let ends = self.names.values().filter(|name| name.behind.is_empty()).count();
+        let ends = self.names.values().filter(|name| name.behind == 0).count();
         self.last.len() == ends && self.len() <= self.most && self.names.iter().all(known)
     }
 }

@@ -227,6 +227,20 @@ impl Nodes {
         self.chunks.insert(chunk, (node, end));
     }
 
+    /// A known chunk and all known chunks behind it.
+    pub(super) fn from_chunk(&self, chunk: &ChunkId) -> Vec<ChunkId> {
+        let Some((node, end)) = self.chunks.get(chunk) else { return Vec::new() };
+        let mut list: Vec<ChunkId> = self.nodes[*node].chunks.range(end..).map(|(_, chunk)| *chunk).collect();
+        let mut below: Vec<&Node> = vec![&self.nodes[*node]];
+        while let Some(node) = below.pop() {
+            for child in node.children.values().map(|child| &self.nodes[*child]) {
+                list.extend(child.chunks.values());
+                below.push(child);
+            }
+        }
+        list
+    }
+
     /// Forgets a chunk.
     pub(super) fn take_chunk(&mut self, chunk: &ChunkId) {
         if let Some((node, end)) = self.chunks.remove(chunk) {
