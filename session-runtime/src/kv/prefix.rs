@@ -138,7 +138,7 @@ impl PrefixTree {
         if !self.names.drop(chunk, tiers) {
             return;
         }
-        for forgotten in self.nodes.from_chunk(chunk) {
+        for forgotten in self.nodes.chunk_and_behind(chunk) {
             self.names.forget(&forgotten);
             self.nodes.take_chunk(&forgotten);
         }

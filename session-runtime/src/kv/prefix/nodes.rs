@@ -228,7 +228,7 @@ impl Nodes {
     }
 
     /// A known chunk and all known chunks behind it.
-    pub(super) fn from_chunk(&self, chunk: &ChunkId) -> Vec<ChunkId> {
+    pub(super) fn chunk_and_behind(&self, chunk: &ChunkId) -> Vec<ChunkId> {
         let Some((node, end)) = self.chunks.get(chunk) else { return Vec::new() };
         let mut list: Vec<ChunkId> = self.nodes[*node].chunks.range(end..).map(|(_, chunk)| *chunk).collect();
         let mut below: Vec<&Node> = vec![&self.nodes[*node]];
