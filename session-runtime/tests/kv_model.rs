@@ -1,4 +1,4 @@
-//! Pool and block tables against a plain model: the model knows each session's tokens and nothing of pages.
+//! Pool, block tables and prefix tree against a plain model: the model knows each session's tokens and nothing of pages.
 //!
 //! A page's slot holds a digest of everything that its K and V depend on: layer, head and all tokens up to its own. So a
 //! page that is freed while in use, written while shared, or shared between different histories shows as a
@@ -13,11 +13,14 @@ use kernels::backend::{PAGE_TOKENS, PageId};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest, prop_state_machine};
+use session_runtime::kv::contract::Digest;
 use session_runtime::kv::pool::PagePool;
+use session_runtime::kv::prefix::PrefixTree;
 use session_runtime::kv::shape::TableShape;
 use session_runtime::kv::table::{BlockTable, Need};
 
 const SESSIONS: u8 = 4;
+const CONTRACT: Digest = [0; 32];
 const MOST_TOKENS: usize = 400;
 const STEP: usize = 96;
 const WINDOWS: [Option<usize>; 2] = [None, Some(50)];
@@ -33,8 +36,8 @@ enum Move {
     Append { session: u8, tokens: Vec<u32> },
     /// A session begins with all of another's tokens, on its pages.
     Fork { source: u8, target: u8 },
-    /// A session begins with the tokens it will have in common with another, in whole pages.
-    Share { source: u8, target: u8, tokens: usize },
+    /// A session begins like another and goes on by itself: it takes the pages that the prefix tree finds.
+    Begin { source: u8, target: u8, tokens: usize, more: Vec<u32> },
     /// A session loses its last tokens.
     Cut { session: u8, tokens: usize },
     /// A session leaves the device.
@@ -56,12 +59,12 @@ impl ReferenceStateMachine for Model {
     fn transitions(_: &Histories) -> BoxedStrategy<Move> {
         let session = || 0..SESSIONS;
         // Few words, so that different sessions often begin alike.
-        let tokens = prop::collection::vec(0u32..2, 1..STEP);
+        let tokens = || prop::collection::vec(0u32..2, 1..STEP);
         prop_oneof![
-            6 => (session(), tokens).prop_map(|(session, tokens)| Move::Append { session, tokens }),
+            6 => (session(), tokens()).prop_map(|(session, tokens)| Move::Append { session, tokens }),
             2 => (session(), session()).prop_map(|(source, target)| Move::Fork { source, target }),
-            2 => (session(), session(), 0..MOST_TOKENS)
-                .prop_map(|(source, target, tokens)| Move::Share { source, target, tokens }),
+            3 => (session(), session(), 0..MOST_TOKENS, tokens())
+                .prop_map(|(source, target, tokens, more)| Move::Begin { source, target, tokens, more }),
             1 => (session(), 0..MOST_TOKENS).prop_map(|(session, tokens)| Move::Cut { session, tokens }),
             1 => session().prop_map(|session| Move::Evict { session }),
             1 => session().prop_map(|session| Move::Close { session }),
@@ -73,8 +76,9 @@ impl ReferenceStateMachine for Model {
         let length = |session: &u8| state.get(session).map_or(0, Vec::len);
         match transition {
             Move::Append { session, tokens } => length(session) + tokens.len() <= MOST_TOKENS,
-            Move::Fork { source, target } | Move::Share { source, target, .. } => {
-                length(source) > 0 && length(target) == 0
+            Move::Fork { source, target } => length(source) > 0 && length(target) == 0,
+            Move::Begin { source, target, tokens, more } => {
+                length(target) == 0 && *tokens <= length(source) && tokens + more.len() <= MOST_TOKENS
             }
             Move::Cut { session, tokens } => *tokens < length(session),
             Move::Evict { session } | Move::Close { session } => length(session) > 0,
@@ -88,8 +92,9 @@ impl ReferenceStateMachine for Model {
                 let tokens = state[source].clone();
                 state.insert(*target, tokens);
             }
-            Move::Share { source, target, tokens } => {
-                let tokens = state[source][..whole_pages(*tokens, state[source].len())].to_vec();
+            Move::Begin { source, target, tokens, more } => {
+                let common = state.get(source).map_or(&[][..], |source| &source[..*tokens]);
+                let tokens = [common, more].concat();
                 state.insert(*target, tokens);
             }
             Move::Cut { session, tokens } => state.get_mut(session).unwrap().truncate(*tokens),
@@ -102,15 +107,12 @@ impl ReferenceStateMachine for Model {
     }
 }
 
-fn whole_pages(wanted: usize, have: usize) -> usize {
-    wanted.min(have) / PAGE_TOKENS * PAGE_TOKENS
-}
-
-/// The real pool and tables over a device that keeps digests.
+/// The real pool, tables and tree over a device that keeps digests.
 struct Device {
     pool: PagePool,
     shape: Arc<TableShape>,
     tables: BTreeMap<u8, BlockTable>,
+    tree: PrefixTree,
     slots: HashMap<PageId, [u64; PAGE_TOKENS]>,
 }
 
@@ -126,6 +128,14 @@ fn digests(layer: usize, tokens: &[u32]) -> Vec<u64> {
             digest
         })
         .collect()
+}
+
+fn id(session: u8) -> Arc<str> {
+    session.to_string().into()
+}
+
+fn number(session: &str) -> u8 {
+    session.parse().unwrap()
 }
 
 impl Device {
@@ -180,6 +190,41 @@ impl Device {
         }
     }
 
+    /// Has a new session take what others have of its beginning, and compute the rest.
+    fn begin(&mut self, target: u8, histories: &Histories) {
+        let tokens = &histories[&target];
+        let usable = |session: &str, count: usize| self.tables[&number(session)].covers(count);
+        let found = self.tree.lookup(&CONTRACT, tokens, usable, |_| None).device;
+        let there = |(session, table): (&u8, &BlockTable)| {
+            let common = histories[session].iter().zip(tokens).take_while(|(a, b)| a == b).count();
+            let count = common / PAGE_TOKENS * PAGE_TOKENS;
+            (count > 0 && table.covers(count)).then_some((count, std::cmp::Reverse(*session)))
+        };
+        let best = self.tables.iter().filter_map(there).max();
+        assert_eq!(
+            found,
+            best.map(|(count, session)| (id(session.0), count)),
+            "the most, and the smallest id"
+        );
+        if let Some((source, count)) = &found {
+            self.fork(number(source), target, *count);
+        }
+        self.compute(target, found.map_or(0, |(_, count)| count), tokens);
+    }
+
+    /// Tells the tree what has become of whom.
+    fn note(&mut self, histories: &Histories) {
+        for session in 0..SESSIONS {
+            let resident = histories.get(&session).filter(|_| self.tables.contains_key(&session));
+            let tokens = resident.map_or(&[][..], Vec::as_slice);
+            let session = id(session);
+            self.tree.truncate(&session, tokens.len());
+            let held = self.tree.held(&session);
+            self.tree.extend(&session, &CONTRACT, &tokens[held..]);
+        }
+        self.tree.check().unwrap();
+    }
+
     fn check(&self, histories: &Histories) {
         let holders = self.tables.values().flat_map(BlockTable::all);
         self.pool.check(holders).unwrap();
@@ -205,7 +250,13 @@ impl StateMachineTest for Device {
     fn init_test(_: &Histories) -> Self {
         let shape = Arc::new(TableShape::new(WINDOWS.to_vec(), 1, STEP));
         assert!(shape.pages_most(MOST_TOKENS) <= PAGES);
-        Self { pool: PagePool::new(PAGES), shape, tables: BTreeMap::new(), slots: HashMap::new() }
+        Self {
+            pool: PagePool::new(PAGES),
+            shape,
+            tables: BTreeMap::new(),
+            tree: PrefixTree::new(0),
+            slots: HashMap::new(),
+        }
     }
 
     fn apply(mut device: Self, histories: &Histories, transition: Move) -> Self {
@@ -215,7 +266,7 @@ impl StateMachineTest for Device {
                 device.compute(session, history.len() - tokens.len(), history);
             }
             Move::Fork { source, target } => device.fork(source, target, histories[&source].len()),
-            Move::Share { source, target, .. } => device.fork(source, target, histories[&target].len()),
+            Move::Begin { target, .. } => device.begin(target, histories),
             Move::Cut { session, tokens } => {
                 let mut table = device.table(session);
                 table.truncate(&mut device.pool, tokens);
@@ -228,6 +279,7 @@ impl StateMachineTest for Device {
             }
             Move::Evict { session } | Move::Close { session } => device.leave(session),
         }
+        device.note(histories);
         device.check(histories);
         device
     }
@@ -236,7 +288,9 @@ impl StateMachineTest for Device {
         for session in 0..SESSIONS {
             device.leave(session);
         }
+        device.note(&Histories::new());
         assert_eq!(device.pool.free(), device.pool.total(), "everything is given back");
+        assert_eq!(device.tree.size(), (0, 0, 0));
     }
 }
 

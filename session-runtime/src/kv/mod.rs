@@ -7,6 +7,7 @@ pub mod chunk;
 pub mod codec;
 pub mod contract;
 pub mod pool;
+pub mod prefix;
 pub mod shape;
 pub mod state;
 pub mod table;

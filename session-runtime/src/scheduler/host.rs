@@ -97,6 +97,8 @@ pub(super) struct HostTier {
     held: HashMap<Tenant, u64>,
     /// Counts uses.
     now: u64,
+    /// Chunks that left and were not told of yet.
+    forgotten: Vec<ChunkId>,
 }
 
 impl HostTier {
@@ -111,7 +113,13 @@ impl HostTier {
             quotas,
             held: HashMap::new(),
             now: 0,
+            forgotten: Vec::new(),
         }
+    }
+
+    /// Chunks that left since this was last asked.
+    pub(super) fn take_forgotten(&mut self) -> Vec<ChunkId> {
+        std::mem::take(&mut self.forgotten)
     }
 
     /// Whether it holds nothing.
@@ -262,6 +270,7 @@ impl HostTier {
             self.order.remove(&held.rank());
             self.cells -= held.cells.len() as u64;
             self.gone(&held.tenant, held.bytes());
+            self.forgotten.push(*chunk);
         }
     }
 

@@ -13,20 +13,38 @@ use crate::kv::chunk::Chunk;
 use crate::kv::codec::KvCodec;
 use crate::kv::contract::Digest;
 
+/// The codec of a session, and the contracts of its KV.
+pub(super) struct Packing {
+    pub codec: KvCodec,
+    /// Of its cells: its tenant's for the codec, or one of its own where something is lost.
+    pub cells: Digest,
+    /// Of its pages: its tenant's, or one of its own where they may be what a codec left.
+    pub pages: Digest,
+}
+
 impl<B: Backend> Worker<B> {
-    /// The codec that a session gets of the one it asked for, and the contract of its cells: its tenant's for the codec, or one of
-    /// its own where something is lost. Only KV of f16 is packed with a loss.
-    pub(super) fn cell_contract(&self, session: &str, tenant: &Tenant, asked: KvCodec) -> (KvCodec, Digest) {
+    /// What becomes of a session's KV with the codec that it asked for. Only KV of f16 is packed with a loss.
+    pub(super) fn packing(&self, session: &str, tenant: &Tenant, asked: KvCodec) -> Packing {
         let unfit = asked.lossy().is_some() && self.engine.pool_spec().kv_type != KvType::F16;
         let codec = if unfit { KvCodec::Raw } else { asked };
+        let raw = self.tenant_contract(tenant);
         let of_tenant = || self.contract.of_tenant(tenant.name());
-        let digest = match codec {
-            KvCodec::Raw if tenant.name().is_none() => self.contract_digest,
-            KvCodec::Raw => of_tenant().digest(),
-            KvCodec::Lossless => of_tenant().lossless().digest(),
-            KvCodec::Int8 | KvCodec::Int4 => of_tenant().packed(codec.name(), session).digest(),
-        };
-        (codec, digest)
+        match codec {
+            KvCodec::Raw => Packing { codec, cells: raw, pages: raw },
+            KvCodec::Lossless => Packing { codec, cells: of_tenant().lossless().digest(), pages: raw },
+            KvCodec::Int8 | KvCodec::Int4 => {
+                let own = of_tenant().packed(codec.name(), session).digest();
+                Packing { codec, cells: own, pages: own }
+            }
+        }
+    }
+
+    /// The contract of a tenant's KV of which nothing was lost, as it is on the device.
+    pub(super) fn tenant_contract(&self, tenant: &Tenant) -> Digest {
+        match tenant.name() {
+            None => self.contract_digest,
+            name => self.contract.of_tenant(name).digest(),
+        }
     }
 
     pub(super) fn cell_shape(&self, layer: usize, chunk: &Chunk) -> CellShape {

@@ -386,7 +386,7 @@ impl<B: Backend> Worker<B> {
             .collect();
         let bytes = brought.iter().map(|(_, cell)| cell.len()).sum();
         self.costs.load.observe(bytes, seconds);
-        self.host.insert(&self.jobs[job].tenant, run.chunks[index].id, brought, true);
+        self.keep_in_host(&session, &run.chunks[index], brought, true);
         self.take_cells(&session, &mut run, index, Source::Disk, cells);
         self.jobs[job].phase = Phase::Restoring(run);
     }

@@ -65,6 +65,7 @@ impl<B: Backend> Worker<B> {
             }
             Purpose::Restore { .. } | Purpose::Prefetch => sequence.known,
         };
+        self.note_resident(&session);
         self.fits(&session, tokens)?;
         let need = self.need(&session, tokens);
         if !self.reserve(&session, need)? {

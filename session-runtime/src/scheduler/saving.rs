@@ -11,7 +11,7 @@ use super::worker::Worker;
 use crate::error::Error;
 use crate::kv::chunk::{CHUNK_TOKENS, Chunk, chunks};
 use crate::kv::codec::KvCodec;
-use crate::kv::contract::Digest;
+use crate::kv::prefix::Tiers;
 
 /// Bytes of cells that background saving may have under way.
 const SAVING_BYTES: u64 = 64 << 20;
@@ -22,15 +22,6 @@ pub(super) struct Saver {
     sessions: VecDeque<Arc<str>>,
     in_flight: usize,
     bytes: u64,
-}
-
-/// Sealed chunks of a history, from the first.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Held {
-    /// In host memory or on disk.
-    pub anywhere: usize,
-    /// On disk.
-    pub on_disk: usize,
 }
 
 impl Saver {
@@ -83,24 +74,6 @@ impl<B: Backend> Worker<B> {
         list.into_iter().nth(sequence.save_asked)
     }
 
-    /// How many sealed chunks of a history, from the first, the tiers hold whole: in all layers that read everything.
-    pub(super) fn chunks_held(&self, contract: &Digest, tokens: &[u32]) -> Held {
-        let kinds = &self.engine.config().layer_kinds;
-        let full = |layer: &u32| kinds.get(*layer as usize).is_some_and(|kind| kind.window().is_none());
-        let layers: Vec<u32> = (0..kinds.len() as u32).filter(full).collect();
-        let mut held = Held::default();
-        for chunk in chunks(contract, tokens).iter().filter(|chunk| chunk.is_sealed()) {
-            let on_disk = |layer: &u32| self.tier.contains(&chunk.id, *layer);
-            if held.on_disk == held.anywhere && layers.iter().all(on_disk) {
-                held.on_disk += 1;
-            } else if !layers.iter().all(|layer| self.host.has(&chunk.id, *layer) || on_disk(layer)) {
-                break;
-            }
-            held.anywhere += 1;
-        }
-        held
-    }
-
     /// Copies a chunk's cells off the device, into host memory where there is room, and asks the disk to save them; their
     /// bytes. Layers with a window that dropped the chunk have nothing to save: no restore asks for it.
     pub(super) fn save_chunk(&mut self, session: &Arc<str>, chunk: Chunk) -> Result<u64, Error> {
@@ -120,7 +93,8 @@ impl<B: Backend> Worker<B> {
             sequence.save_asked = chunk.start / CHUNK_TOKENS + 1;
         }
         // The disk may yet refuse them.
-        self.host.insert(&tenant, chunk.id, cells.clone(), false);
+        self.keep_in_host(session, &chunk, cells.clone(), false);
+        self.note_saved(session, &chunk, Tiers::DISK);
         self.saver.in_flight += 1;
         self.saver.bytes += bytes;
         let (owner, owner_quota) = (tenant.owner(), self.options.tenants.of(&tenant).disk_bytes);
@@ -152,6 +126,7 @@ impl<B: Backend> Worker<B> {
                     reason,
                     "chunk not on disk: it is in host memory, as far as there is room, or will be recomputed"
                 );
+                self.prefixes.drop(&chunk.id, Tiers::DISK);
                 // It is tried again when the session next rests or leaves the device, not at once: the disk may be full.
                 self.saver.sessions.retain(|waiting| &**waiting != session);
                 if let Some(sequence) = self.sequences.get_mut(session) {

@@ -50,6 +50,8 @@ pub(super) struct Sequence {
     pub codec: KvCodec,
     /// Digest of the contract of its cells.
     pub contract: Digest,
+    /// Digest of the contract of its pages, which others may take.
+    pub pages: Digest,
     /// Fields in which the contract of the saved cells differs; empty when they may be used.
     pub foreign: Vec<String>,
     /// Sealed chunks, from the first, that the tier was asked to save.

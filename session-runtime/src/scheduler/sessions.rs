@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use kernels::backend::Backend;
 
+use super::packing::Packing;
 use super::sequence::Sequence;
 use super::worker::{Worker, busy};
 use super::{DeviceView, KvView, OpenSession};
@@ -24,9 +25,8 @@ impl<B: Backend> Worker<B> {
             (_, _, true) => KvState::Evicted,
             (_, _, false) => KvState::Stale,
         };
-        let (codec, contract) = self.cell_contract(&session, &tenant, codec);
-        let saved_chunks =
-            if state == KvState::Evicted { self.chunks_held(&contract, &tokens).on_disk } else { 0 };
+        let Packing { codec, cells, pages } = self.packing(&session, &tenant, codec);
+        let saved_chunks = if state == KvState::Evicted { self.lookup(&cells, &tokens).disk } else { 0 };
         let sequence = Sequence {
             id: Arc::clone(&session),
             tenant,
@@ -36,7 +36,8 @@ impl<B: Backend> Worker<B> {
             computed: 0,
             state,
             codec,
-            contract,
+            contract: cells,
+            pages,
             foreign,
             save_asked: saved_chunks,
             saved_chunks,
@@ -58,6 +59,7 @@ impl<B: Backend> Worker<B> {
         if let Some(mut sequence) = self.sequences.remove(session) {
             sequence.table.truncate(&mut self.pool, 0);
         }
+        self.note_resident(session);
     }
 
     fn finish_message_or_restore(&mut self, index: usize) {
@@ -76,10 +78,10 @@ impl<B: Backend> Worker<B> {
             state => (state, 0),
         };
         let table = if computed > 0 { source.table.fork(&mut self.pool, computed) } else { empty };
-        let (codec, contract) = self.cell_contract(&target, &source.tenant, source.codec);
+        let Packing { codec, cells, pages } = self.packing(&target, &source.tenant, source.codec);
         // Cells that have lost something are no other session's, not even a fork's.
         let (saved_chunks, saved_end) =
-            if contract == source.contract { (source.saved_chunks, source.saved_end) } else { (0, 0) };
+            if cells == source.contract { (source.saved_chunks, source.saved_end) } else { (0, 0) };
         let forked = Sequence {
             id: Arc::clone(&target),
             tenant: source.tenant.clone(),
@@ -89,7 +91,8 @@ impl<B: Backend> Worker<B> {
             known: source.known,
             state,
             codec,
-            contract,
+            contract: cells,
+            pages,
             foreign: source.foreign.clone(),
             save_asked: saved_chunks,
             saved_chunks,
@@ -101,7 +104,8 @@ impl<B: Backend> Worker<B> {
             superseded: false,
             last_restore: None,
         };
-        self.sequences.insert(target, forked);
+        self.sequences.insert(Arc::clone(&target), forked);
+        self.note_resident(&target);
         Ok(())
     }
 
@@ -130,6 +134,7 @@ impl<B: Backend> Worker<B> {
         sequence.save_asked = sequence.save_asked.min(sequence.saved_chunks);
         let keep = sequence.computed;
         sequence.table.truncate(&mut self.pool, keep);
+        self.note_resident(session);
         Ok(())
     }
 

@@ -2,19 +2,24 @@
 //! would compute itself. Pages of a session on the device are shared as a fork shares them; cells on the tiers are
 //! brought back by a restore, which loads or recomputes them as any other.
 //!
-//! Every session on the device is compared token by token. Most differ within the first few, so that this takes less
-//! than keeping a tree of all histories would.
+//! Who has what is looked up in the prefix tree. It is told here of everything that changes it: what sessions have on the device,
+//! and which chunks come to the tiers and leave host memory. What the disk drops it is not told: a lookup asks.
 
 use std::sync::Arc;
 
-use kernels::backend::{Backend, PAGE_TOKENS};
+use kernels::backend::Backend;
 
+use super::host::CellBytes;
 use super::worker::Worker;
-use crate::kv::chunk::CHUNK_TOKENS;
+use crate::kv::chunk::{CHUNK_TOKENS, Chunk, ChunkId};
+use crate::kv::contract::Digest;
+use crate::kv::prefix::{Best, Found, Tiers};
 use crate::kv::state::{KvEvent, KvState};
 
 /// How many more tokens the tiers must have than the device, where sharing costs nothing.
 const TIER_TOKENS: usize = 2 * CHUNK_TOKENS;
+/// Names of saved chunks that the prefix tree knows at most: of four million tokens, in some 30 MiB.
+pub(super) const NAMES: usize = 1 << 16;
 
 impl<B: Backend> Worker<B> {
     /// Gives a session that has computed nothing what others have of its beginning.
@@ -23,41 +28,48 @@ impl<B: Backend> Worker<B> {
         if !self.options.share_prefixes || sequence.state != KvState::None || sequence.computed > 0 {
             return;
         }
+        // Pages that nothing was lost of are the same whatever becomes of them once they leave the device.
+        let (pages, cells) = (self.tenant_contract(&sequence.tenant), sequence.contract);
         // Logits need at least the last token's row.
-        let tokens = &sequence.tokens[..sequence.tokens.len().saturating_sub(1)];
-        let resident = self.longest_resident(session, tokens);
-        let on_device = resident.as_ref().map_or(0, |(_, count)| *count);
-        let held = self.chunks_held(&sequence.contract, tokens);
-        let on_tier = held.anywhere * CHUNK_TOKENS;
-        if on_tier > on_device + TIER_TOKENS {
-            if let Some(sequence) = self.sequences.get_mut(session) {
-                sequence.known = on_tier;
-                sequence.saved_chunks = held.on_disk;
-                sequence.save_asked = sequence.saved_chunks;
+        let tokens = sequence.tokens[..sequence.tokens.len().saturating_sub(1)].to_vec();
+        let mut found = self.lookup(&pages, &tokens);
+        #[cfg(test)]
+        self.compare(&pages, &tokens, &found);
+        if cells != pages {
+            found = Found { device: found.device, ..self.lookup(&cells, &tokens) };
+        }
+        match found.best(TIER_TOKENS) {
+            Best::Saved { tokens } => {
+                if let Some(sequence) = self.sequences.get_mut(session) {
+                    sequence.known = tokens;
+                    sequence.saved_chunks = found.disk;
+                    sequence.save_asked = found.disk;
+                }
+                self.change(session, KvEvent::Find, "shared", 0, 0.0);
             }
-            self.change(session, KvEvent::Find, "shared", 0, 0.0);
-        } else if let Some((source, count)) = resident {
-            self.share_pages(&source, session, count);
+            Best::Device { session: source, tokens } => self.share_pages(&source, session, tokens),
+            Best::Nobody => {}
         }
     }
 
-    /// The session on the device that begins with most of `tokens`, and how many, in whole pages.
-    fn longest_resident(&self, session: &str, tokens: &[u32]) -> Option<(Arc<str>, usize)> {
-        let tenant = &self.sequences.get(session)?.tenant;
-        self.sequences
-            .values()
-            .filter(|other| other.tenant == *tenant)
-            // What a codec was asked for may have lost something.
-            .filter(|other| other.codec.lossy().is_none())
-            .filter(|other| &*other.id != session && other.state.is_resident())
-            .map(|other| {
-                let there = &other.tokens[..other.computed];
-                let common = there.iter().zip(tokens).take_while(|(a, b)| a == b).count();
-                (other, common / PAGE_TOKENS * PAGE_TOKENS)
-            })
-            .filter(|(other, count)| *count > 0 && other.table.covers(*count))
-            .max_by(|(a, first), (b, second)| first.cmp(second).then_with(|| b.id.cmp(&a.id)))
-            .map(|(other, count)| (Arc::clone(&other.id), count))
+    /// Who has KV of the beginning of a history, on the device, in host memory and on disk.
+    pub(super) fn lookup(&mut self, contract: &Digest, tokens: &[u32]) -> Found {
+        let kinds = &self.engine.config().layer_kinds;
+        // Of layers with a window a restore needs only what is at the end.
+        let full = |layer: &u32| kinds.get(*layer as usize).is_some_and(|kind| kind.window().is_none());
+        let layers: Vec<u32> = (0..kinds.len() as u32).filter(full).collect();
+        let (host, tier, sequences) = (&self.host, &self.tier, &self.sequences);
+        let usable = |session: &str, count: usize| {
+            sequences.get(session).is_some_and(|sequence| sequence.table.covers(count))
+        };
+        let whereabouts = |chunk: &ChunkId| {
+            let on_disk = |layer: &u32| tier.contains(chunk, *layer);
+            let in_host = |layer: &u32| host.has(chunk, *layer);
+            let tiers = Tiers { host: layers.iter().all(in_host), disk: layers.iter().all(on_disk) };
+            let together = || layers.iter().all(|layer| in_host(layer) || on_disk(layer));
+            (tiers != Tiers::NEITHER || together()).then_some(tiers)
+        };
+        self.prefixes.lookup(contract, tokens, usable, whereabouts)
     }
 
     fn share_pages(&mut self, source: &str, session: &str, count: usize) {
@@ -71,4 +83,51 @@ impl<B: Backend> Worker<B> {
         (sequence.computed, sequence.known) = (count, count);
         (sequence.saved_chunks, sequence.save_asked) = (saved, saved);
     }
+
+    /// Tells the prefix tree how many tokens a session has on the device now. Those that it had there before must be the
+    /// same still, as far as it has them.
+    pub(super) fn note_resident(&mut self, session: &str) {
+        if !self.options.share_prefixes {
+            return;
+        }
+        let Some(sequence) = self.sequences.get(session) else {
+            self.prefixes.truncate(session, 0);
+            return;
+        };
+        let resident = if sequence.state.is_resident() { sequence.computed } else { 0 };
+        self.prefixes.truncate(session, resident);
+        let held = self.prefixes.held(session);
+        if let Some(more) = sequence.tokens.get(held..resident) {
+            self.prefixes.extend(&sequence.id, &sequence.pages, more);
+        }
+    }
+
+    /// Tells the prefix tree that a chunk of a session's history is in these tiers.
+    pub(super) fn note_saved(&mut self, session: &str, chunk: &Chunk, tiers: Tiers) {
+        if let Some(sequence) = self.sequences.get(session).filter(|_| self.options.share_prefixes) {
+            self.prefixes.keep(&sequence.contract, &sequence.tokens, chunk, tiers);
+        }
+    }
+
+    /// Keeps cells of a chunk of a session in host memory, if there is room. `on_disk`: the disk has them too.
+    pub(super) fn keep_in_host(
+        &mut self,
+        session: &str,
+        chunk: &Chunk,
+        cells: Vec<(u32, CellBytes)>,
+        on_disk: bool,
+    ) {
+        let tenant = self.tenant_of(session);
+        let any = !cells.is_empty();
+        let kept = self.host.insert(&tenant, chunk.id, cells, on_disk);
+        for gone in self.host.take_forgotten() {
+            self.prefixes.drop(&gone, Tiers::HOST);
+        }
+        if any {
+            self.note_saved(session, chunk, Tiers { host: kept, disk: on_disk });
+        }
+    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -47,6 +47,7 @@ impl<B: Backend> Worker<B> {
                 self.change(&session, KvEvent::Activate, "turn", 0, 0.0);
             }
         }
+        self.note_resident(&session);
         self.jobs[index].phase = Phase::Running;
     }
 
@@ -315,6 +316,7 @@ impl<B: Backend> Worker<B> {
                     _ => false,
                 };
             }
+            self.note_resident(&share.session);
         }
         drop(rows);
         logits.clear();

@@ -19,6 +19,7 @@ use super::port::TierPort;
 use super::restoring::RestoreRun;
 use super::saving::Saver;
 use super::sequence::Sequence;
+use super::sharing::NAMES;
 use super::tenants::{Tenant, Turns};
 use super::tier::{TierAnswer, TierRequest};
 use super::trace::{Recorder, Surroundings};
@@ -27,6 +28,7 @@ use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
 use crate::kv::contract::{Contract, Digest};
 use crate::kv::pool::PagePool;
+use crate::kv::prefix::PrefixTree;
 use crate::kv::shape::TableShape;
 use crate::kv::state::KvEvent;
 use crate::kv::table::BlockTable;
@@ -111,6 +113,8 @@ pub(super) struct Worker<B: Backend> {
     pub observer: Box<dyn KvObserver>,
     /// In an order of their own: what is done to several sessions must not depend on chance.
     pub sequences: BTreeMap<Arc<str>, Sequence>,
+    /// Who has KV of which beginnings.
+    pub prefixes: PrefixTree,
     /// Oldest first.
     pub jobs: VecDeque<Job>,
     /// Whose turn it is to be admitted, and whose to read a prompt.
@@ -156,6 +160,7 @@ impl<B: Backend> Worker<B> {
         let windows = config.layer_kinds.iter().map(|kind| kind.window()).collect();
         let shape = Arc::new(TableShape::new(windows, config.kv_heads, engine.step_rows()));
         let device = engine.backend().describe();
+        let names = if options.share_prefixes { NAMES } else { 0 };
         let kept = tier.costs().and_then(|bytes| serde_json::from_slice(&bytes).ok());
         Self {
             contract_digest: contract.digest(),
@@ -172,6 +177,7 @@ impl<B: Backend> Worker<B> {
             clock,
             observer,
             sequences: BTreeMap::new(),
+            prefixes: PrefixTree::new(names),
             jobs: VecDeque::new(),
             turns: Turns::default(),
             reading: Turns::default(),
@@ -511,6 +517,8 @@ impl<B: Backend> Worker<B> {
     ) -> Option<KvTransition> {
         let sequence = self.sequences.get_mut(session)?;
         let from = sequence.apply(event);
+        self.note_resident(session);
+        let sequence = self.sequences.get(session)?;
         let to = sequence.state;
         if from == to {
             return None;
