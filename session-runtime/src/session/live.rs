@@ -101,6 +101,9 @@ pub struct Session {
     pub(super) host: Arc<SessionHost>,
     record: Mutex<SessionRecord>,
     durable: watch::Sender<u64>,
+    /// Held from the number that an event gets to where it will take effect once it is durable: several threads write events of
+    /// a session, and they take effect in the order of their numbers.
+    posting: Mutex<()>,
     /// One permit: the right to write (I5).
     pub(super) gate: Arc<Semaphore>,
     pub(super) queued: AtomicUsize,
@@ -117,6 +120,7 @@ impl Session {
             host,
             record: Mutex::new(record),
             durable,
+            posting: Mutex::new(()),
             gate: Arc::new(Semaphore::new(1)),
             queued: AtomicUsize::new(0),
             running: Mutex::new(None),
@@ -133,12 +137,13 @@ impl Session {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Appends an event to the journal; it takes effect once it is durable.
+    /// Appends an event to the journal; it takes effect once it is durable, after those before it.
     pub(super) fn post(
         self: &Arc<Self>,
         event: SessionEvent,
     ) -> Result<oneshot::Receiver<Result<u64, Error>>, Error> {
         let (kind, payload) = event.encode()?;
+        let _posting = self.posting.lock().unwrap_or_else(PoisonError::into_inner);
         let appended = self.host.store.journal().append(&self.id, &kind, payload).map_err(store_failed)?;
         let (reply, answer) = oneshot::channel();
         let (session, seq) = (Arc::clone(self), appended.seq);
