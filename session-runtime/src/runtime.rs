@@ -596,3 +596,6 @@ fn model_info(config: &Config, model: &LoadedModel, context_length: usize) -> Mo
         weights_digest: hex(&model.weights_digest),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -36,6 +36,8 @@ names! {
     OPEN_BEFORE_REPLAY = "open.before_replay";
     /// After both were replayed.
     OPEN_AFTER_REPLAY = "open.after_replay";
+    /// After a record got its number and was queued, before its writer has the receipt: it only waits here, or stops.
+    JOURNAL_AFTER_APPEND = "journal.after_append";
     /// Before a group is written to the journal file.
     JOURNAL_BEFORE_WRITE = "journal.before_write";
     /// Between the write and the fsync of a group.

@@ -12,6 +12,7 @@ pub(super) fn open_store(config: &Config, seams: Seams) -> Result<Store, Error> 
     let options = StoreOptions {
         disk: seams.disk,
         clock: seams.clock,
+        failpoints: seams.failpoints,
         cell_quota_bytes: config.disk_quota_bytes,
         probe: config.probe.clone().map(|mut command| {
             command.push(config.data_dir.clone().into_os_string());

@@ -183,6 +183,8 @@ impl Journal {
         }
         let time_ms = self.clock.now_ms();
         let (seq, ticket) = self.queue.push_event(session, time_ms, kind.to_owned(), payload)?;
+        // The record is on its way, whatever happens to its writer.
+        let _ = self.failpoints.hit(point::JOURNAL_AFTER_APPEND);
         Ok(Appended { seq, time_ms, ticket })
     }
 
