@@ -14,7 +14,7 @@ use session_runtime::restore::plan::RestoreMode;
 use session_runtime::restore::report::{RestoreReport, TierLoads};
 use session_runtime::scheduler::IdlePolicyName;
 use session_runtime::seams::Seams;
-use session_runtime::session::spec::{SegmentKind, SessionSpec, TurnRequest};
+use session_runtime::session::spec::{KvReuse, SegmentKind, SessionSpec, TurnRequest};
 use session_runtime::session::view::TurnStatus;
 use session_runtime::{Config, Runtime};
 use store::ManualClock;
@@ -249,6 +249,49 @@ async fn a_segment_expires_in_its_session_and_in_a_fork() {
         assert_eq!(turn.status, TurnStatus::Completed, "{:?}", turn.error);
     }
     assert_eq!(runtime.tokens("s").await.unwrap(), runtime.tokens("fork").await.unwrap());
+}
+
+/// What follows an expired segment is moved, on the device or when it comes back, where the session takes that.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_follows_an_expired_segment_is_not_computed_again_where_near_is_enough() {
+    let (runtime, _directory) = open("tests/probe", &[]).await;
+    for (id, kv_reuse, leaves) in [
+        ("exact", KvReuse::Exact, false),
+        ("near", KvReuse::Approximate, false),
+        ("away", KvReuse::Approximate, true),
+    ] {
+        let spec = SessionSpec {
+            id: Some(id.to_owned()),
+            agent: Some("probe".to_owned()),
+            kv_reuse,
+            ..SessionSpec::default()
+        };
+        runtime.create_session(spec).await.unwrap();
+        let story = support::story(3);
+        let script = format!("say First.\nexpire 0\nsay {}\nwrite 2", story.trim());
+        support::say(&runtime, id, &script, 64).await;
+        if leaves {
+            runtime.evict(id).await.unwrap();
+        }
+        runtime.sweep().await;
+        let before = runtime.tokens(id).await.unwrap().len() as u64;
+        assert_eq!(runtime.kv(id).await.unwrap().tokens, before, "{id}");
+        let turn = support::say(&runtime, id, "say Third.\nwrite 2", 64).await;
+        let events = runtime.events(id, 0, 10_000).await.unwrap();
+        let moved: Vec<u64> = events
+            .iter()
+            .filter(|event| event.kind == "kv.relocated")
+            .map(|event| event.data["tokens"].as_u64().unwrap())
+            .collect();
+        let computed = turn.usage.input_tokens - turn.usage.cached_tokens;
+        match kv_reuse {
+            KvReuse::Exact => assert!(moved.is_empty() && computed > 500, "{moved:?}, {:?}", turn.usage),
+            KvReuse::Approximate => {
+                assert!(moved.len() == 1 && moved[0] > 500 && computed < 64, "{moved:?}, {:?}", turn.usage);
+            }
+        }
+        assert_eq!(turn.restores.len(), usize::from(leaves));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

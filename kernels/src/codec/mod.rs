@@ -10,6 +10,7 @@
 //! (`[tokens][head_dim]`), zeros and steps of V (`[tokens][groups of channels]` each, f16), codes of V. A code of four bits shares its
 //! byte with the next channel's, which has the high half.
 
+pub mod elements;
 mod groups;
 pub mod lossless;
 mod rotation;

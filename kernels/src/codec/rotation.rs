@@ -3,7 +3,7 @@
 use super::CellShape;
 use crate::backend::RopePairing;
 
-/// Sines and cosines of a cell's positions: `[tokens][head_dim / 2]` pairs.
+/// Sines and cosines of a cell's positions: `[tokens][head_dim / 2]` pairs; one token's are those of all.
 pub(crate) struct Rotation {
     factors: Vec<[f32; 2]>,
     head_dim: usize,
@@ -42,7 +42,9 @@ impl Rotation {
 
     fn turn(&self, keys: &mut [f32], direction: f32) {
         let pairs = self.head_dim / 2;
-        for (key, factors) in keys.chunks_exact_mut(self.head_dim).zip(self.factors.chunks_exact(pairs)) {
+        for (key, factors) in
+            keys.chunks_exact_mut(self.head_dim).zip(self.factors.chunks_exact(pairs.max(1)).cycle())
+        {
             let mut rotate = |a: usize, b: usize, [sin, cos]: [f32; 2]| {
                 let (x, y, sin) = (key[a], key[b], direction * sin);
                 (key[a], key[b]) = (x * cos - y * sin, x * sin + y * cos);

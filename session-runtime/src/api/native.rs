@@ -7,7 +7,9 @@ use super::extract::Fields;
 use super::problem::Problem;
 use crate::kv::state::KvState;
 use crate::restore::plan::RestoreMode;
-use crate::session::spec::{ConstraintSpec, FileGrant, KvCodec, OnBusy, Sampling, SessionSpec, TurnRequest};
+use crate::session::spec::{
+    ConstraintSpec, FileGrant, KvCodec, KvReuse, OnBusy, Sampling, SessionSpec, TurnRequest,
+};
 use crate::session::view::{KvTransition, KvView, SessionStatus, SessionView, TurnView};
 
 /// Most stop texts of a turn.
@@ -55,6 +57,9 @@ pub(super) struct CreateSession {
     pub(super) idle_ttl_seconds: Option<u64>,
     /// How the KV is packed once it leaves the device; `int8` and `int4` lose something for good, `raw` and `lossless` nothing.
     pub(super) kv_codec: KvCodec,
+    /// `approximate` keeps what follows a cut segment, moved to its new positions, and KV of another device, rounding or type of element;
+    /// the session then goes on near where it would have. `exact` computes it again.
+    pub(super) kv_reuse: KvReuse,
 }
 
 impl Fields for CreateSession {
@@ -73,6 +78,7 @@ impl Fields for CreateSession {
         "metadata",
         "idle_ttl_seconds",
         "kv_codec",
+        "kv_reuse",
     ];
     const REFUSED: &'static [(&'static str, &'static str)] = &[
         ("ttl", "use 'idle_ttl_seconds' for the KV; sessions themselves do not expire"),
@@ -109,6 +115,7 @@ impl CreateSession {
             metadata: self.metadata,
             idle_ttl_seconds: self.idle_ttl_seconds,
             kv_codec: self.kv_codec,
+            kv_reuse: self.kv_reuse,
             ephemeral: false,
         })
     }

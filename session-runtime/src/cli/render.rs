@@ -57,6 +57,7 @@ impl Screen {
                     self.note(&format!("kv restored: {}", report.summary()));
                 }
             }
+            "kv.relocated" => self.note(&format!("kv moved: {} tokens behind the cut", data["tokens"])),
             "kv.transition" if matches!(text("to"), "evicted" | "stale" | "lost") => {
                 let bytes = super::bytes::Bytes(data["bytes"].as_u64().unwrap_or(0));
                 let tokens = data["tokens"].as_u64().unwrap_or(0);

@@ -16,6 +16,7 @@ use super::render::Screen;
 use super::serve::directory;
 use super::terminal::print_line;
 use crate::kv::codec::KvCodec;
+use crate::kv::reuse::KvReuse;
 
 /// Most bytes of a prompt read from standard input.
 const PROMPT_LIMIT: u64 = 4 * 1024 * 1024;
@@ -49,9 +50,13 @@ pub(super) struct Run {
     /// exactly
     #[arg(long, value_name = "NAME")]
     kv_codec: Option<KvCodec>,
+    /// Whether the new session takes KV near what would be computed, where that saves computing it: exact or approximate. With
+    /// approximate, what follows a segment that expires keeps its KV
+    #[arg(long, value_name = "NAME")]
+    kv_reuse: Option<KvReuse>,
     /// Continues this session
     #[arg(long, value_name = "ID")]
-    #[arg(conflicts_with_all = ["tenant", "agent", "tools", "grants", "params", "instructions", "title", "kv_codec"])]
+    #[arg(conflicts_with_all = ["tenant", "agent", "tools", "grants", "params", "instructions", "title", "kv_codec", "kv_reuse"])]
     session: Option<String>,
     /// Most tokens of one message of the model
     #[arg(long, value_name = "N")]
@@ -139,6 +144,9 @@ impl Run {
         }
         if let Some(codec) = self.kv_codec {
             body["kv_codec"] = json!(codec);
+        }
+        if let Some(reuse) = self.kv_reuse {
+            body["kv_reuse"] = json!(reuse);
         }
         let session = client.post("/v1/sessions", &body)?;
         session["id"].as_str().map(str::to_owned).ok_or_else(|| Failure::new("the server made no session"))

@@ -5,6 +5,7 @@
 mod forward;
 mod key_scales;
 mod memory;
+mod relocate;
 pub mod sampler;
 mod weights;
 
@@ -14,6 +15,7 @@ use kernels::backend::{Backend, KvType};
 
 pub use forward::{Engine, LogitRows, SequenceRows, Tables};
 pub use memory::available as memory_available;
+pub use relocate::Move;
 pub use weights::{Weights, pool_spec};
 
 use crate::error::Error;

@@ -6,12 +6,31 @@
 use kernels::backend::KvType;
 use serde::{Deserialize, Serialize};
 
+use super::reuse::KvReuse;
+
 /// 32-byte digest.
 pub type Digest = [u8; 32];
 
 /// Type and version of the transport layout of cells (see `kernels::backend::Backend::gather_cell`).
 pub fn cell_layout(kv_type: KvType) -> String {
     format!("head-major-kv-{}-1", kv_type.name())
+}
+
+/// The type of the elements of cells with this layout, where each stands alone (see [`kernels::codec::elements`]).
+pub fn element_type(layout: &str) -> Option<KvType> {
+    [KvType::F16, KvType::F32].into_iter().find(|kv_type| cell_layout(*kv_type) == layout)
+}
+
+/// Fields that say how near to each other KV of the same meaning is, not what it means.
+const NEAR: [&str; 2] = ["kv_layout", "numerics_class"];
+
+/// Where KV is to be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// At the positions that it was computed for.
+    Same,
+    /// At others: tokens before it were cut out.
+    Moved,
 }
 
 /// Everything the bits of a cell depend on besides its tokens and positions.
@@ -40,8 +59,13 @@ pub struct Contract {
 /// What KV is good for under another contract than the one it was saved under. Fields are named.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Relation {
-    /// The contracts are equal: it is used as it is.
+    /// The contracts are equal, and so are the positions: it is used as it is.
     Share,
+    /// The contracts are equal, the positions are not: keys are turned to theirs. What follows is near what would be computed.
+    Relocate,
+    /// The same meaning from another device, rounding or type of element: it is used, its elements converted. What follows is near
+    /// what would be computed.
+    Convert(Vec<&'static str>),
     /// The tokens mean the same text; the KV is computed anew.
     Recompute(Vec<&'static str>),
     /// The tokens mean another text or none: there is nothing to recompute from. Nothing is deleted for that.
@@ -52,20 +76,35 @@ impl Relation {
     /// The fields that differ.
     pub fn fields(self) -> Vec<&'static str> {
         match self {
-            Self::Share => Vec::new(),
-            Self::Recompute(fields) | Self::Destroy(fields) => fields,
+            Self::Share | Self::Relocate => Vec::new(),
+            Self::Convert(fields) | Self::Recompute(fields) | Self::Destroy(fields) => fields,
         }
     }
 }
 
 impl Contract {
-    /// What KV saved under `saved` is good for here.
-    pub fn relation(&self, saved: &Contract) -> Relation {
+    /// What KV saved under `saved` is good for at `place` here, for a session that wants it `reuse`d so.
+    pub fn relation(&self, saved: &Contract, place: Place, reuse: KvReuse) -> Relation {
         let fields = self.differences(saved);
-        match (fields.is_empty(), fields.contains(&"tokenizer_digest")) {
-            (true, _) => Relation::Share,
-            (false, false) => Relation::Recompute(fields),
-            (false, true) => Relation::Destroy(fields),
+        if fields.contains(&"tokenizer_digest") {
+            return Relation::Destroy(fields);
+        }
+        let elements = || {
+            self.kv_layout == saved.kv_layout
+                || (element_type(&self.kv_layout).is_some() && element_type(&saved.kv_layout).is_some())
+        };
+        let approximate = reuse == KvReuse::Approximate;
+        match (place, fields.is_empty()) {
+            (Place::Same, true) => Relation::Share,
+            (Place::Moved, true) if approximate && element_type(&self.kv_layout).is_some() => {
+                Relation::Relocate
+            }
+            (Place::Same, false)
+                if approximate && fields.iter().all(|field| NEAR.contains(field)) && elements() =>
+            {
+                Relation::Convert(fields)
+            }
+            _ => Relation::Recompute(fields),
         }
     }
 
@@ -84,6 +123,13 @@ impl Contract {
     #[must_use]
     pub fn packed(&self, codec: &str, session: &str) -> Self {
         Self { lineage: format!("{codec}/{session}"), ..self.clone() }
+    }
+
+    /// The contract of cells of a session that takes KV near what would be computed for its own. How near depends on what was
+    /// cut out and when, so that no other session takes such cells.
+    #[must_use]
+    pub fn approximate(&self, codec: &str, session: &str) -> Self {
+        Self { lineage: format!("approximate-{codec}/{session}"), ..self.clone() }
     }
 
     /// The contract of cells that are packed without loss. Their meaning is that of this one's, so that all sessions under it share
@@ -185,7 +231,7 @@ mod tests {
     #[test]
     fn i3_each_field_and_each_pair_of_fields_is_refused_by_name() {
         let base = sample();
-        assert_eq!(base.relation(&sample()), Relation::Share);
+        assert_eq!(base.relation(&sample(), Place::Same, KvReuse::Exact), Relation::Share);
         let names = base.fields().map(|(name, _)| name);
         for first in 0..names.len() {
             for second in 0..names.len() {
@@ -195,7 +241,7 @@ mod tests {
                     let value = other.fields()[second].1.to_owned();
                     set(&mut saved, second, value);
                 }
-                let relation = base.relation(&saved);
+                let relation = base.relation(&saved, Place::Same, KvReuse::Exact);
                 assert_ne!(saved.digest(), base.digest());
                 let foreign = [first, second].iter().any(|field| names[*field] == "tokenizer_digest");
                 assert_eq!(matches!(relation, Relation::Destroy(_)), foreign, "{relation:?}");
@@ -206,6 +252,51 @@ mod tests {
                 assert_eq!(relation.fields(), wanted);
             }
         }
+    }
+
+    /// The table, for a session that takes KV near what would be computed: which of the five answers each field gives, at the same
+    /// positions and at others, alone and in pairs.
+    #[test]
+    fn i3_what_is_near_is_used_only_where_that_is_wanted_and_no_other_field_differs() {
+        let base = sample();
+        let approximate = KvReuse::Approximate;
+        assert_eq!(base.relation(&base, Place::Same, approximate), Relation::Share);
+        assert_eq!(base.relation(&base, Place::Moved, approximate), Relation::Relocate);
+        assert_eq!(base.relation(&base, Place::Moved, KvReuse::Exact), Relation::Recompute(Vec::new()));
+        let wide = Contract { kv_layout: cell_layout(KvType::F32), ..sample() };
+        let eight = Contract { kv_layout: cell_layout(KvType::Int8), ..sample() };
+        let class = Contract { numerics_class: "cuda-1-f32".into(), ..sample() };
+        let both = Contract { numerics_class: "cuda-1-f32".into(), ..wide.clone() };
+        let near: [(&Contract, &[&'static str]); 3] = [
+            (&wide, &["kv_layout"]),
+            (&class, &["numerics_class"]),
+            (&both, &["kv_layout", "numerics_class"]),
+        ];
+        for (saved, fields) in near {
+            assert_eq!(base.relation(saved, Place::Same, approximate), Relation::Convert(fields.to_vec()));
+            for (place, reuse) in [(Place::Same, KvReuse::Exact), (Place::Moved, approximate)] {
+                assert_eq!(base.relation(saved, place, reuse), Relation::Recompute(fields.to_vec()));
+            }
+            for index in 0..base.fields().len() {
+                let mut saved = saved.clone();
+                let (name, value) =
+                    saved.fields().map(|(name, value)| (name, format!("{value}x")))[index].clone();
+                set(&mut saved, index, value);
+                let relation = base.relation(&saved, Place::Same, approximate);
+                match name {
+                    "numerics_class" => assert!(matches!(relation, Relation::Convert(_)), "{relation:?}"),
+                    "tokenizer_digest" => assert!(matches!(relation, Relation::Destroy(_)), "{relation:?}"),
+                    _ => assert!(matches!(relation, Relation::Recompute(_)), "{name}: {relation:?}"),
+                }
+                assert!(relation.fields().contains(&name));
+            }
+        }
+        // Elements that share scales are neither turned nor converted.
+        assert_eq!(eight.relation(&eight, Place::Moved, approximate), Relation::Recompute(Vec::new()));
+        assert_eq!(base.relation(&eight, Place::Same, approximate), Relation::Recompute(vec!["kv_layout"]));
+        let other_class = Contract { numerics_class: "cuda-1-f32".into(), ..eight.clone() };
+        let fields = vec!["numerics_class"];
+        assert_eq!(eight.relation(&other_class, Place::Same, approximate), Relation::Convert(fields));
     }
 
     #[test]

@@ -8,6 +8,7 @@ pub mod codec;
 pub mod contract;
 pub mod pool;
 pub mod prefix;
+pub mod reuse;
 pub mod shape;
 pub mod state;
 pub mod table;

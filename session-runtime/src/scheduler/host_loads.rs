@@ -105,7 +105,7 @@ impl<B: Backend> Worker<B> {
         }
         let known = sequence.known;
         let mut sums = (0, 0);
-        for chunk in chunks(&sequence.contract, &sequence.tokens[..known]) {
+        for chunk in chunks(&sequence.cells_contract(), &sequence.tokens[..known]) {
             let needed = |layer: &usize| chunk.start >= self.shape.first_kept(*layer, known);
             let layers = 0..self.engine.config().layers;
             if layers.filter(needed).all(|layer| self.host.has(&chunk.id, layer as u32)) {

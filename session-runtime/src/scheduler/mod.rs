@@ -6,6 +6,7 @@
 //!
 //! Knows tokens, pages and cells; knows no guest, no journal and no HTTP.
 
+mod cutting;
 mod generation;
 mod host;
 mod host_control;
@@ -45,6 +46,7 @@ use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
 use crate::kv::codec::KvCodec;
 use crate::kv::contract::Contract;
+use crate::kv::reuse::KvReuse;
 use crate::restore::plan::RestoreMode;
 use crate::restore::report::RestoreReport;
 use tenants::{Tenant, TenantQuotas, TenantView};
@@ -53,7 +55,7 @@ pub use generation::GenerationRequest;
 pub use host_control::HostControl;
 pub use idle::{IdlePolicyName, RestReason};
 pub use lookup::Speculation;
-pub use view::{Finish, HostView, KvTransition, KvView};
+pub use view::{Finish, HostView, KvTransition, KvView, Relocation};
 
 /// Messages that may wait for the scheduler.
 const INBOX_MESSAGES: usize = 4096;
@@ -64,6 +66,8 @@ pub trait KvObserver: Send + 'static {
     fn transition(&self, session: &str, transition: &KvTransition);
     /// A restore ended.
     fn restored(&self, session: &str, report: &RestoreReport);
+    /// KV was moved to earlier positions. Who only counts what goes between tiers need not know.
+    fn relocated(&self, _session: &str, _relocation: &Relocation) {}
 }
 
 /// How the scheduler keeps its device.
@@ -109,6 +113,8 @@ pub struct OpenSession {
     pub idle_ttl_ms: Option<u64>,
     /// How its KV is packed when it leaves the device.
     pub codec: KvCodec,
+    /// Whether it takes KV near what would be computed.
+    pub reuse: KvReuse,
 }
 
 /// What a message told while it was written.
@@ -309,7 +315,8 @@ impl Scheduler {
         self.ask(|reply| Command::Fork { source, target, reply }).await
     }
 
-    /// Removes tokens `start..end` from the history; what follows is recomputed when next used.
+    /// Removes tokens `start..end` from the history; what follows is recomputed when next used, or moved where the session
+    /// takes KV near what would be computed.
     pub async fn cut(&self, session: &Arc<str>, start: usize, end: usize) -> Result<(), Error> {
         self.ask(|reply| Command::Cut { session: Arc::clone(session), start, end, reply }).await
     }

@@ -1,8 +1,9 @@
 //! Packing: cells of sessions that asked for a codec, on their way off the device and back. Where something is lost, the unsealed
 //! tail stays as it is, so that the newest tokens have lost nothing.
 
-use kernels::backend::{Backend, KvType, PageId};
+use kernels::backend::{Backend, KvType, PageId, PoolSpec};
 use kernels::codec::CellShape;
+use kernels::codec::elements::convert;
 
 use super::sequence::Sequence;
 use super::tenants::Tenant;
@@ -11,7 +12,8 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::kv::chunk::Chunk;
 use crate::kv::codec::KvCodec;
-use crate::kv::contract::Digest;
+use crate::kv::contract::{Contract, Digest};
+use crate::kv::reuse::KvReuse;
 
 /// The codec of a session, and the contracts of its KV.
 pub(super) struct Packing {
@@ -24,12 +26,16 @@ pub(super) struct Packing {
 
 impl<B: Backend> Worker<B> {
     /// What becomes of a session's KV with the codec that it asked for. Only KV of f16 is packed with a loss.
-    pub(super) fn packing(&self, session: &str, tenant: &Tenant, asked: KvCodec) -> Packing {
+    pub(super) fn packing(&self, session: &str, tenant: &Tenant, asked: KvCodec, reuse: KvReuse) -> Packing {
         let unfit = asked.lossy().is_some() && self.engine.pool_spec().kv_type != KvType::F16;
         let codec = if unfit { KvCodec::Raw } else { asked };
         let raw = self.tenant_contract(tenant);
         let of_tenant = || self.contract.of_tenant(tenant.name());
         match codec {
+            _ if reuse == KvReuse::Approximate => {
+                let own = approximate(&self.contract, tenant, codec, session);
+                Packing { codec, cells: own, pages: own }
+            }
             KvCodec::Raw => Packing { codec, cells: raw, pages: raw },
             KvCodec::Lossless => Packing { codec, cells: of_tenant().lossless().digest(), pages: raw },
             KvCodec::Int8 | KvCodec::Int4 => {
@@ -45,6 +51,12 @@ impl<B: Backend> Worker<B> {
             None => self.contract_digest,
             name => self.contract.of_tenant(name).digest(),
         }
+    }
+
+    /// Whether cells with a codec that were saved under another contract, near to this one, can be taken. Packed ones are of the
+    /// type of elements that they were packed from.
+    pub(super) fn converts(&self, codec: KvCodec, saved: &Contract) -> bool {
+        codec == KvCodec::Raw || saved.kv_layout == self.contract.kv_layout
     }
 
     pub(super) fn cell_shape(&self, layer: usize, chunk: &Chunk) -> CellShape {
@@ -87,15 +99,25 @@ impl<B: Backend> Worker<B> {
         match (codec, codec.lossy()) {
             (_, Some(codec)) => self.cell_shape(0, chunk).packed_bytes(codec),
             (KvCodec::Lossless, _) => self.costs.packed_bytes(self.engine.cell_bytes(chunk.tokens)),
-            _ => self.engine.cell_bytes(chunk.tokens),
+            _ => {
+                let kv_type = sequence.origin.map(|origin| origin.elements);
+                let pool = self.engine.pool_spec();
+                let spec = PoolSpec { kv_type: kv_type.unwrap_or(pool.kv_type), ..pool };
+                spec.cell_bytes(self.engine.config().kv_heads, chunk.tokens)
+            }
         }
     }
 }
 
-/// Copies a cell, as the tiers keep it with the codec of its chunk, to its pages.
+/// Digest of the contract of cells of a session that takes KV near what would be computed.
+pub(super) fn approximate(contract: &Contract, tenant: &Tenant, codec: KvCodec, session: &str) -> Digest {
+    contract.of_tenant(tenant.name()).approximate(codec.name(), session).digest()
+}
+
+/// Copies a cell, as the tiers keep it with the codec of its chunk, to its pages. A raw one may have elements of another type.
 pub(super) fn put_cell<B: Backend>(
     engine: &mut Engine<B>,
-    codec: KvCodec,
+    (codec, elements): (KvCodec, KvType),
     shape: &CellShape,
     pages: &[&[PageId]],
     cell: &[u8],
@@ -103,6 +125,10 @@ pub(super) fn put_cell<B: Backend>(
     match (codec, codec.lossy()) {
         (_, Some(codec)) => engine.scatter_packed(pages, codec, shape, cell),
         (KvCodec::Lossless, _) => engine.scatter_lossless(pages, shape.tokens, cell),
+        _ if elements != engine.pool_spec().kv_type => {
+            let cell = convert(elements, engine.pool_spec().kv_type, shape, cell)?;
+            engine.scatter_cell(pages, shape.tokens, &cell)
+        }
         _ => engine.scatter_cell(pages, shape.tokens, cell),
     }
 }

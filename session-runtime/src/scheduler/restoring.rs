@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kernels::backend::Backend;
+use kernels::backend::{Backend, KvType};
 use store::{CancelFlag, Lease};
 
 use super::host::{CellBytes, Claim};
@@ -33,6 +33,8 @@ pub(super) struct RestoreRun {
     /// How its cells are packed, and the digest of their contract.
     pub codec: KvCodec,
     contract: Digest,
+    /// The type of its cells' elements.
+    elements: KvType,
     cancels: Vec<CancelFlag>,
     /// What host memory was asked for and has not brought.
     pub from_host: VecDeque<HostLoad>,
@@ -96,7 +98,9 @@ impl<B: Backend> Worker<B> {
         let layers = self.engine.config().layers;
         let sequence = self.sequences.get(&session).ok_or_else(|| Error::no_session(&session))?;
         let chunks = sequence.missing_chunks();
-        let (codec, contract) = (sequence.codec, sequence.contract);
+        let (codec, contract) = (sequence.codec, sequence.cells_contract());
+        let pool_type = self.engine.pool_spec().kv_type;
+        let elements = sequence.origin.map_or(pool_type, |origin| origin.elements);
         let usable = sequence.foreign.is_empty();
         let facts = self.facts(sequence, &chunks);
         let load = self.load_costs(sequence.codec);
@@ -135,6 +139,7 @@ impl<B: Backend> Worker<B> {
             id: self.next_restore,
             codec,
             contract,
+            elements,
             cancels: chunks.iter().map(|_| CancelFlag::default()).collect(),
             saved_chunks,
             resident,
@@ -415,7 +420,7 @@ impl<B: Backend> Worker<B> {
                 let shape = self.cell_shape(layer as usize, chunk);
                 let outcome = cell.and_then(|cell| {
                     let pages = pages.ok_or("no pages")?;
-                    let put = put_cell(&mut self.engine, codec, &shape, &pages, &cell);
+                    let put = put_cell(&mut self.engine, (codec, run.elements), &shape, &pages, &cell);
                     put.map(|()| cell.len()).map_err(|error| error.to_string())
                 });
                 match outcome {
@@ -442,8 +447,10 @@ impl<B: Backend> Worker<B> {
         if let Some(sequence) = self.sequences.get_mut(session) {
             sequence.computed = sequence.known;
             sequence.table.trim(&mut self.pool, sequence.known);
-            sequence.saved_chunks = run.saved_chunks;
-            sequence.save_asked = run.saved_chunks;
+            // Cells that were found elsewhere are not saved as its own.
+            let saved_chunks = if sequence.origin.take().is_some() { 0 } else { run.saved_chunks };
+            sequence.saved_chunks = saved_chunks;
+            sequence.save_asked = saved_chunks;
             sequence.foreign.clear();
             sequence.last_restore = Some(report.clone());
             sequence.last_used_ms = self.clock.monotonic_ms();
@@ -451,6 +458,7 @@ impl<B: Backend> Worker<B> {
         let reason = self.jobs[index].purpose.as_str();
         self.change(session, KvEvent::Arrive, reason, report.bytes_loaded, ms);
         self.observer.restored(session, &report);
+        self.make_cuts(session);
         self.jobs[index].computed_tokens += report.tokens_recomputed + report.tokens_mixed;
         match &mut self.jobs[index].purpose {
             Purpose::Message { .. } => {}

@@ -51,6 +51,12 @@ impl<B: Backend> Worker<B> {
     /// Gives a job its pages, if they can be had now.
     pub(super) fn admit_job(&mut self, index: usize) -> Result<Admission, Error> {
         let session = Arc::clone(&self.jobs[index].session);
+        if self.sequences.get(&session).is_some_and(|sequence| {
+            !sequence.cuts.is_empty() && self.fits(&session, sequence.tokens.len() + 1).is_err()
+        }) {
+            // The whole history would not fit, what is left of it may.
+            self.make_cuts(&session);
+        }
         let Some(sequence) = self.sequences.get_mut(&session) else {
             return Err(Error::no_session(&session));
         };

@@ -1,5 +1,6 @@
 //! What the scheduler knows of one session: tokens, pages, KV state.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,10 +10,11 @@ use crate::engine::Tables;
 use crate::kv::chunk::{CHUNK_TOKENS, Chunk, chunks};
 use crate::kv::codec::KvCodec;
 use crate::kv::contract::Digest;
+use crate::kv::reuse::KvReuse;
 use crate::kv::state::{KvEvent, KvState, transition};
 use crate::kv::table::BlockTable;
 use crate::restore::report::RestoreReport;
-use kernels::backend::PageId;
+use kernels::backend::{KvType, PageId};
 
 impl Tables for BlockTable {
     fn pages(&self, layer: usize, kv_head: usize) -> &[PageId] {
@@ -30,14 +32,25 @@ pub(super) struct Rest {
     pub prefetched: bool,
 }
 
+/// Where a session's saved cells are, as long as they are not its own.
+#[derive(Clone, Copy)]
+pub(super) struct Origin {
+    /// Digest of their contract.
+    pub contract: Digest,
+    /// The type of their elements.
+    pub elements: KvType,
+}
+
 /// One session's tokens and KV.
 pub(super) struct Sequence {
     /// Session id.
     pub id: Arc<str>,
     /// Whose it is.
     pub tenant: Tenant,
-    /// The history.
+    /// The history, and what is cut out of it once its KV comes back.
     pub tokens: Vec<u32>,
+    /// Ranges that are cut out then, one after the other.
+    pub cuts: Vec<Range<usize>>,
     /// Its pages.
     pub table: BlockTable,
     /// Tokens, from the first, whose KV is on the device.
@@ -48,12 +61,16 @@ pub(super) struct Sequence {
     pub state: KvState,
     /// How its cells are packed when they leave the device.
     pub codec: KvCodec,
+    /// Whether it takes KV near what would be computed.
+    pub reuse: KvReuse,
     /// Digest of the contract of its cells.
     pub contract: Digest,
     /// Digest of the contract of its pages, which others may take.
     pub pages: Digest,
     /// Fields in which the contract of the saved cells differs; empty when they may be used.
     pub foreign: Vec<String>,
+    /// Where its next restore finds cells, where not under its own contract.
+    pub origin: Option<Origin>,
     /// Sealed chunks, from the first, that the tier was asked to save.
     pub save_asked: usize,
     /// Sealed chunks, from the first, known to be saved whole.
@@ -85,9 +102,24 @@ impl Sequence {
         from
     }
 
+    /// Tokens of the history.
+    pub(super) fn length(&self) -> usize {
+        self.tokens.len() - self.cut_tokens()
+    }
+
+    /// Tokens that are yet to be cut out.
+    pub(super) fn cut_tokens(&self) -> usize {
+        self.cuts.iter().map(ExactSizeIterator::len).sum()
+    }
+
+    /// Digest of the contract under which its cells are found.
+    pub(super) fn cells_contract(&self) -> Digest {
+        self.origin.map_or(self.contract, |origin| origin.contract)
+    }
+
     /// The known history's chunks, from the first that is not whole on the device.
     pub(super) fn missing_chunks(&self) -> Vec<Chunk> {
-        chunks(&self.contract, &self.tokens[..self.known])
+        chunks(&self.cells_contract(), &self.tokens[..self.known])
             .into_iter()
             .filter(|chunk| chunk.start + chunk.tokens > self.computed)
             .collect()

@@ -1,32 +1,41 @@
-//! What is done to one session besides writing messages: open, fork, cut, close, view.
+//! What is done to one session besides writing messages: open, fork, close, view.
 
 use std::sync::Arc;
 
 use kernels::backend::Backend;
 
-use super::packing::Packing;
-use super::sequence::Sequence;
-use super::worker::{Worker, busy};
+use super::packing::{Packing, approximate};
+use super::sequence::{Origin, Sequence};
+use super::worker::Worker;
 use super::{DeviceView, KvView, OpenSession};
 use crate::error::{Error, ErrorKind};
-use crate::kv::chunk::CHUNK_TOKENS;
+use crate::kv::contract::{Place, Relation, element_type};
 use crate::kv::state::KvState;
 
 impl<B: Backend> Worker<B> {
     pub(super) fn open(&mut self, session: Arc<str>, opening: OpenSession) {
-        let OpenSession { tenant, tokens, saved_under, idle_ttl_ms, codec } = opening;
-        let foreign: Vec<String> = saved_under
-            .as_ref()
-            .map(|saved| self.contract.relation(saved).fields().into_iter().map(str::to_owned).collect())
-            .unwrap_or_default();
+        let OpenSession { tenant, tokens, saved_under, idle_ttl_ms, codec, reuse } = opening;
+        let Packing { codec, cells, pages } = self.packing(&session, &tenant, codec, reuse);
+        let (mut foreign, mut origin) = (Vec::new(), None);
+        if let Some(saved) = &saved_under {
+            match self.contract.relation(saved, Place::Same, reuse) {
+                Relation::Convert(_) if self.converts(codec, saved) => {
+                    origin = Some(Origin {
+                        contract: approximate(saved, &tenant, codec, &session),
+                        elements: element_type(&saved.kv_layout).unwrap_or(self.engine.pool_spec().kv_type),
+                    });
+                }
+                relation => foreign = relation.fields().into_iter().map(str::to_owned).collect(),
+            }
+        }
         let state = match (tokens.is_empty(), saved_under.is_some(), foreign.is_empty()) {
             (true, ..) => KvState::None,
             (_, false, _) => KvState::Lost,
             (_, _, true) => KvState::Evicted,
             (_, _, false) => KvState::Stale,
         };
-        let Packing { codec, cells, pages } = self.packing(&session, &tenant, codec);
-        let saved_chunks = if state == KvState::Evicted { self.lookup(&cells, &tokens).disk } else { 0 };
+        let own = state == KvState::Evicted && origin.is_none();
+        let saved_chunks = if own { self.lookup(&cells, &tokens).disk } else { 0 };
         let sequence = Sequence {
             id: Arc::clone(&session),
             tenant,
@@ -36,9 +45,12 @@ impl<B: Backend> Worker<B> {
             computed: 0,
             state,
             codec,
+            reuse,
             contract: cells,
             pages,
             foreign,
+            origin,
+            cuts: Vec::new(),
             save_asked: saved_chunks,
             saved_chunks,
             saved_end: 0,
@@ -78,10 +90,14 @@ impl<B: Backend> Worker<B> {
             state => (state, 0),
         };
         let table = if computed > 0 { source.table.fork(&mut self.pool, computed) } else { empty };
-        let Packing { codec, cells, pages } = self.packing(&target, &source.tenant, source.codec);
-        // Cells that have lost something are no other session's, not even a fork's.
-        let (saved_chunks, saved_end) =
-            if cells == source.contract { (source.saved_chunks, source.saved_end) } else { (0, 0) };
+        let Packing { codec, cells, pages } =
+            self.packing(&target, &source.tenant, source.codec, source.reuse);
+        // Cells that are not exactly what would be computed are no other session's. A fork's first restore may take its source's.
+        let own = cells == source.contract;
+        let (saved_chunks, saved_end) = if own { (source.saved_chunks, source.saved_end) } else { (0, 0) };
+        let elements = self.engine.pool_spec().kv_type;
+        let sources = || Some(Origin { contract: source.contract, elements });
+        let origin = if own || state != KvState::Evicted { None } else { source.origin.or_else(sources) };
         let forked = Sequence {
             id: Arc::clone(&target),
             tenant: source.tenant.clone(),
@@ -91,9 +107,12 @@ impl<B: Backend> Worker<B> {
             known: source.known,
             state,
             codec,
+            reuse: source.reuse,
             contract: cells,
             pages,
             foreign: source.foreign.clone(),
+            origin,
+            cuts: source.cuts.clone(),
             save_asked: saved_chunks,
             saved_chunks,
             saved_end,
@@ -109,45 +128,16 @@ impl<B: Backend> Worker<B> {
         Ok(())
     }
 
-    pub(super) fn cut(&mut self, session: &str, start: usize, end: usize) -> Result<(), Error> {
-        self.drop_prefetch(session);
-        if self.job(session).is_some() {
-            return Err(busy(session));
-        }
-        let sequence = self.sequences.get(session).ok_or_else(|| Error::no_session(session))?;
-        if start > end || end > sequence.tokens.len() {
-            return Err(Error::invalid(
-                "range_invalid",
-                format!("tokens {start}..{end} are not a range of the {} there are", sequence.tokens.len()),
-            ));
-        }
-        // Where a window layer dropped what the cut history ends with, all of it leaves and is restored when next
-        // used.
-        if sequence.state.is_resident() && start < sequence.computed && !sequence.table.covers(start) {
-            self.evict(&Arc::from(session), "cut");
-        }
-        let sequence = self.sequences.get_mut(session).ok_or_else(|| Error::no_session(session))?;
-        sequence.tokens.drain(start..end);
-        sequence.computed = sequence.computed.min(start);
-        sequence.known = sequence.known.min(start);
-        sequence.saved_chunks = sequence.saved_chunks.min(start / CHUNK_TOKENS);
-        sequence.save_asked = sequence.save_asked.min(sequence.saved_chunks);
-        let keep = sequence.computed;
-        sequence.table.truncate(&mut self.pool, keep);
-        self.note_resident(session);
-        Ok(())
-    }
-
     pub(super) fn view(&self, session: &str) -> Result<KvView, Error> {
         let sequence = self.sequences.get(session).ok_or_else(|| Error::no_session(session))?;
         let deadline = sequence.deadline_ms().map(|deadline| {
             // The scheduler keeps monotonic time; clients read wall time.
-            self.clock.now_ms() + deadline.saturating_sub(self.clock.monotonic_ms())
+            self.clock.now_ms().saturating_add(deadline.saturating_sub(self.clock.monotonic_ms()))
         });
         let (host_tokens, host_bytes) = self.in_host(sequence);
         Ok(KvView {
             state: sequence.state,
-            tokens: sequence.tokens.len() as u64,
+            tokens: sequence.length() as u64,
             resident_tokens: sequence.computed as u64,
             saved_tokens: sequence.saved_tokens() as u64,
             host_tokens,

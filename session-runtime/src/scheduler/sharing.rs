@@ -105,7 +105,7 @@ impl<B: Backend> Worker<B> {
     /// Tells the prefix tree that a chunk of a session's history is in these tiers.
     pub(super) fn note_saved(&mut self, session: &str, chunk: &Chunk, tiers: Tiers) {
         if let Some(sequence) = self.sequences.get(session).filter(|_| self.options.share_prefixes) {
-            self.prefixes.keep(&sequence.contract, &sequence.tokens, chunk, tiers);
+            self.prefixes.keep(&sequence.cells_contract(), &sequence.tokens, chunk, tiers);
         }
     }
 

@@ -58,6 +58,19 @@ pub struct HostView {
     pub cells: u64,
 }
 
+/// KV that was moved to earlier positions, because tokens before it were cut out: its values are as they were, its keys are turned.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Relocation {
+    /// Where tokens were cut out.
+    pub start: u64,
+    /// How many.
+    pub cut: u64,
+    /// Tokens that moved.
+    pub tokens: u64,
+    /// Time taken, milliseconds.
+    pub ms: f64,
+}
+
 /// A change of KV state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct KvTransition {

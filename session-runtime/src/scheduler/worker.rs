@@ -306,10 +306,11 @@ impl<B: Backend> Worker<B> {
             }
             Command::Cut { session, start, end, reply } => {
                 let outcome = self.cut(&session, start, end);
-                if let (Ok(()), Some(sequence)) = (&outcome, self.sequences.get(&session)) {
+                // Tokens whose KV is moved keep their names: nobody shares it.
+                if let (Ok(false), Some(sequence)) = (&outcome, self.sequences.get(&session)) {
                     self.trace.cut(&session, start, &sequence.tokens);
                 }
-                let _ = reply.send(outcome);
+                let _ = reply.send(outcome.map(drop));
             }
             Command::Close { session } => self.close(&session),
             Command::View { session, reply } => {
@@ -368,8 +369,8 @@ impl<B: Backend> Worker<B> {
             Some(sequence) if sequence.tokens.is_empty() => {
                 Some(Error::invalid("empty_prompt", "the session has no tokens to continue from"))
             }
-            Some(sequence) if sequence.tokens.len() >= self.options.context_length => {
-                Some(context_exceeded(sequence.tokens.len(), self.options.context_length))
+            Some(sequence) if sequence.length() >= self.options.context_length => {
+                Some(context_exceeded(sequence.length(), self.options.context_length))
             }
             Some(_) => self.loss(),
         };
@@ -444,7 +445,7 @@ impl<B: Backend> Worker<B> {
     }
 
     fn history_length(&self, session: &str) -> usize {
-        self.sequences.get(session).map_or(0, |sequence| sequence.tokens.len())
+        self.sequences.get(session).map_or(0, Sequence::length)
     }
 
     pub(super) fn job(&self, session: &str) -> Option<usize> {

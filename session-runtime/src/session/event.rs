@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::record::SegmentRecord;
 use super::spec::{Finish, GenerateOptions, Retention, Role, SegmentKind, SessionSpec, TurnRequest};
 use super::tool::{Effect, ToolFailure};
-use super::view::{KvTransition, TurnError, TurnStatus, Usage};
+use super::view::{KvTransition, Relocation, TurnError, TurnStatus, Usage};
 use crate::error::Error;
 use crate::kv::contract::Contract;
 use crate::restore::report::RestoreReport;
@@ -144,6 +144,9 @@ pub enum SessionEvent {
     /// A restore ended.
     #[serde(rename = "kv.restore")]
     KvRestore(Box<RestoreReport>),
+    /// What follows a cut was moved instead of computed again.
+    #[serde(rename = "kv.relocated")]
+    KvRelocated(Relocation),
 }
 
 impl SessionEvent {

@@ -13,7 +13,7 @@ use super::spec::Retention;
 use crate::error::{Error, ErrorKind};
 use crate::restore::report::RestoreReport;
 use crate::scheduler::KvObserver;
-use crate::session::view::KvTransition;
+use crate::session::view::{KvTransition, Relocation};
 
 /// Sessions by id.
 #[derive(Default)]
@@ -75,6 +75,10 @@ impl KvObserver for JournalObserver {
             self.post(session, SessionEvent::ContractChanged { contract, model });
         }
         self.post(session, SessionEvent::KvRestore(Box::new(report.clone())));
+    }
+
+    fn relocated(&self, session: &str, relocation: &Relocation) {
+        self.post(session, SessionEvent::KvRelocated(relocation.clone()));
     }
 }
 

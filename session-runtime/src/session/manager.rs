@@ -110,6 +110,7 @@ impl SessionManager {
             saved_under,
             idle_ttl_ms: idle,
             codec: record.spec.kv_codec,
+            reuse: record.spec.kv_reuse,
         };
         self.host.scheduler.open(&id, opening)?;
         let session = Session::new(id, Arc::clone(&self.host), record);
@@ -182,6 +183,7 @@ impl SessionManager {
             tenant: Tenant::named(spec.tenant.as_deref()),
             idle_ttl_ms: spec.idle_ttl_seconds.map(|seconds| seconds.saturating_mul(1000)),
             codec: spec.kv_codec,
+            reuse: spec.kv_reuse,
             ..OpenSession::default()
         };
         let event = SessionEvent::Created {

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use crate::kv::codec::KvCodec;
+pub use crate::kv::reuse::KvReuse;
 pub use crate::models::template::Role;
 pub use crate::scheduler::Finish;
 
@@ -119,6 +120,8 @@ pub struct SessionSpec {
     pub idle_ttl_seconds: Option<u64>,
     /// How the KV is packed once it leaves the device.
     pub kv_codec: KvCodec,
+    /// Whether the session takes KV near what would be computed for its own, where that saves computing it.
+    pub kv_reuse: KvReuse,
     /// Whether the session is deleted when its turn ends (used by stateless routes).
     pub ephemeral: bool,
 }

@@ -14,7 +14,7 @@ use super::spec::{OnBusy, Retention, TurnRequest};
 use super::view::{SessionStatus, TurnError, TurnStatus, TurnView, Usage};
 use crate::error::{Error, ErrorKind};
 use crate::ids;
-use crate::kv::contract::Relation;
+use crate::kv::contract::{Place, Relation};
 use crate::scheduler::RestReason;
 
 impl Session {
@@ -88,7 +88,9 @@ impl Session {
         self.host.constraint(&request.constraint)?;
         let record = self.record();
         // Ids mean another text under another tokenizer. KV of other weights is refused cell by cell and recomputed.
-        if let Relation::Destroy(_) = self.host.contract.relation(&record.contract) {
+        if let Relation::Destroy(_) =
+            self.host.contract.relation(&record.contract, Place::Same, record.spec.kv_reuse)
+        {
             return Err(Error::new(
                 ErrorKind::Conflict,
                 "contract_mismatch",
@@ -224,7 +226,7 @@ impl Session {
         Ok(())
     }
 
-    /// Removes a segment from the history; what follows it is recomputed when next used. The caller
+    /// Removes a segment from the history; what follows it is recomputed when next used, or moved. The caller
     /// holds the session's gate.
     pub(super) async fn cut_segment(self: &Arc<Self>, segment: &str, reason: &str) -> Result<(), Error> {
         let Some((start, end)) = self.record().segment(segment).map(|segment| (segment.start, segment.end))

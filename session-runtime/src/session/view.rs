@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use super::spec::{Retention, SegmentKind, SessionSpec};
 use crate::restore::report::RestoreReport;
-pub use crate::scheduler::{KvTransition, KvView};
+pub use crate::scheduler::{KvTransition, KvView, Relocation};
 
 /// Where a session stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize, utoipa::ToSchema)]

@@ -117,6 +117,8 @@ impl Counter {
                 counts.wait_ns += u64::try_from(now.saturating_sub(since).as_nanos()).unwrap_or(u64::MAX);
             }
             Effect::Saved { bytes } => self.counts.bytes_to_disk += bytes,
+            // Nothing was moved between tiers.
+            Effect::Relocated { .. } => {}
         }
     }
 

@@ -24,7 +24,7 @@ use crate::scheduler::trace::{
 };
 use crate::scheduler::worker::Worker;
 use crate::scheduler::{
-    Command, GenerationEvent, HostControl, KvObserver, KvTransition, OpenSession, RestReason,
+    Command, GenerationEvent, HostControl, KvObserver, KvTransition, OpenSession, Relocation, RestReason,
 };
 
 /// Sessions by the numbers of a trace.
@@ -66,6 +66,7 @@ impl Sessions {
 pub(super) enum Heard {
     Moved(Arc<str>, KvTransition),
     Restored(Arc<str>, Restored),
+    Relocated(Arc<str>, Relocation),
 }
 
 impl Heard {
@@ -82,6 +83,9 @@ impl Heard {
             },
             Self::Restored(session, restored) => {
                 Effect::Restored { session: sessions.number(&session), restored }
+            }
+            Self::Relocated(session, Relocation { start, cut, tokens, .. }) => {
+                Effect::Relocated { session: sessions.number(&session), start, cut, tokens }
             }
         }
     }
@@ -109,6 +113,10 @@ impl KvObserver for Listener {
 
     fn restored(&self, session: &str, report: &RestoreReport) {
         self.hear(Heard::Restored(session.into(), Restored::of(report)));
+    }
+
+    fn relocated(&self, session: &str, relocation: &Relocation) {
+        self.hear(Heard::Relocated(session.into(), relocation.clone()));
     }
 }
 
@@ -322,14 +330,17 @@ pub(super) fn command(
     contract: &Contract,
 ) -> Result<Command, Error> {
     Ok(match cause {
-        Cause::Open { id, tenant, tokens, saved_under, idle_ttl_ms, codec } => Command::Open {
+        Cause::Open { id, tenant, tokens, saved_under, idle_ttl_ms, codec, reuse, layout } => Command::Open {
             session: sessions.add(new, id),
             opening: Box::new(OpenSession {
                 tenant: Tenant::named(tenant.as_deref()),
                 tokens: tokens.clone(),
-                saved_under: saved_under.as_ref().map(|fields| differing(contract, fields)),
+                saved_under: saved_under
+                    .as_ref()
+                    .map(|fields| differing(contract, fields, layout.as_deref())),
                 idle_ttl_ms: *idle_ttl_ms,
                 codec: setting::word(codec)?,
+                reuse: setting::word(reuse)?,
             }),
         },
         Cause::Append { session, tokens } => {
@@ -367,8 +378,8 @@ pub(super) fn command(
     })
 }
 
-/// A contract that differs in these fields.
-fn differing(contract: &Contract, fields: &[String]) -> Contract {
+/// A contract that differs in these fields, of cells with this layout.
+fn differing(contract: &Contract, fields: &[String], layout: Option<&str>) -> Contract {
     let mut other = contract.clone();
     for field in fields {
         let value = match field.as_str() {
@@ -383,6 +394,9 @@ fn differing(contract: &Contract, fields: &[String]) -> Contract {
             _ => &mut other.tenant_salt,
         };
         value.push_str(" of another");
+    }
+    if let Some(layout) = layout {
+        layout.clone_into(&mut other.kv_layout);
     }
     other
 }

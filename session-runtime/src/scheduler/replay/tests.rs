@@ -10,6 +10,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::oneshot;
 
 use super::*;
+use crate::kv::reuse::KvReuse;
 use crate::restore::cost::Costs;
 use crate::restore::plan::RestoreMode;
 use crate::restore::report::RestoreReport;
@@ -153,7 +154,8 @@ impl Agents {
             0 => self.simulation.open_with(&id, tokens, true),
             _ => {
                 let tenant = Tenant::named([None, Some("a"), Some("b")][self.draws.below(3) as usize]);
-                self.simulation.open(&id, OpenSession { tenant, ..OpenSession::default() });
+                let reuse = [KvReuse::Exact, KvReuse::Approximate][self.draws.below(2) as usize];
+                self.simulation.open(&id, OpenSession { tenant, reuse, ..OpenSession::default() });
                 self.simulation.append(&id, tokens);
             }
         }

@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind};
 /// What a trace begins with.
 const MAGIC: [u8; 8] = *b"SESTRACE";
 /// Version of the format.
-pub const TRACE_VERSION: u32 = 2;
+pub const TRACE_VERSION: u32 = 3;
 /// Bytes before the first frame.
 const HEAD_BYTES: u64 = 12;
 /// Length and checksum before what a frame holds.

@@ -175,6 +175,10 @@ pub(in crate::scheduler) enum Cause {
         saved_under: Option<Vec<String>>,
         idle_ttl_ms: Option<u64>,
         codec: String,
+        /// Whether it takes KV near what would be computed.
+        reuse: String,
+        /// The layout of its saved cells.
+        layout: Option<String>,
     },
     /// Tokens were added to a history.
     Append { session: SessionNumber, tokens: Vec<u32> },
@@ -190,7 +194,8 @@ pub(in crate::scheduler) enum Cause {
     Restore { session: SessionNumber, mode: String },
     /// A session was forked. The fork has the next number.
     Fork { source: SessionNumber, id: String },
-    /// Tokens were taken out. What follows them has the pseudonyms `tail` from then on; none, where it was refused.
+    /// Tokens were taken out. What follows them has the pseudonyms `tail` from then on; none, where it was refused, or where
+    /// what follows keeps its KV and with it its pseudonyms.
     Cut { session: SessionNumber, start: u64, end: u64, tail: Option<Vec<u32>> },
     /// A session was forgotten.
     Close { session: SessionNumber },
@@ -214,6 +219,8 @@ pub(in crate::scheduler) enum Effect {
     Started { session: SessionNumber, input: u64, cached: u64 },
     /// Cells are on disk.
     Saved { bytes: u64 },
+    /// KV was moved to earlier positions.
+    Relocated { session: SessionNumber, start: u64, cut: u64, tokens: u64 },
 }
 
 /// What a restore did.

@@ -11,7 +11,7 @@ use super::pseudonyms::{Chain, Key};
 use super::record::{Cause, Effect, HostSettings, Record, SessionNumber, Taken, Told, TraceHeader};
 use super::writer::Writer;
 use crate::error::Error;
-use crate::kv::contract::Contract;
+use crate::kv::contract::{Contract, Place};
 use crate::scheduler::host_control::HostControl;
 use crate::scheduler::tier::TierAnswer;
 use crate::scheduler::{Command, OpenSession, RestReason};
@@ -312,7 +312,7 @@ impl Recording {
     fn cause(&mut self, command: &Command) -> Option<Cause> {
         Some(match command {
             Command::Open { session, opening } => {
-                let OpenSession { tenant, tokens, saved_under, idle_ttl_ms, codec } = &**opening;
+                let OpenSession { tenant, tokens, saved_under, idle_ttl_ms, codec, reuse } = &**opening;
                 let (names, chain) = self.key.history(tokens, 0);
                 self.known(session, chain);
                 Cause::Open {
@@ -320,10 +320,13 @@ impl Recording {
                     tenant: tenant.name().map(str::to_owned),
                     tokens: names,
                     saved_under: saved_under.as_ref().map(|saved| {
-                        self.contract.relation(saved).fields().into_iter().map(str::to_owned).collect()
+                        let relation = self.contract.relation(saved, Place::Same, *reuse);
+                        relation.fields().into_iter().map(str::to_owned).collect()
                     }),
                     idle_ttl_ms: *idle_ttl_ms,
                     codec: codec.name().to_owned(),
+                    reuse: reuse.name().to_owned(),
+                    layout: saved_under.as_ref().map(|saved| saved.kv_layout.clone()),
                 }
             }
             Command::Append { session, tokens } => {

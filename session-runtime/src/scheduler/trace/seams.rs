@@ -11,7 +11,7 @@ use crate::kv::chunk::ChunkId;
 use crate::restore::report::{RestoreReport, TierLoads};
 use crate::scheduler::port::TierPort;
 use crate::scheduler::tier::TierRequest;
-use crate::scheduler::{KvObserver, KvTransition};
+use crate::scheduler::{KvObserver, KvTransition, Relocation};
 
 /// A clock whose monotonic times are recorded.
 pub(super) struct RecordedClock {
@@ -97,6 +97,16 @@ impl KvObserver for RecordedObserver {
             recording.effect(Effect::Restored { session, restored: Restored::of(report) });
         }
         self.observer.restored(session, report);
+    }
+
+    fn relocated(&self, session: &str, relocation: &Relocation) {
+        if let Some(mut recording) = self.recorder.recording()
+            && let Some(session) = recording.number(session)
+        {
+            let Relocation { start, cut, tokens, .. } = *relocation;
+            recording.effect(Effect::Relocated { session, start, cut, tokens });
+        }
+        self.observer.relocated(session, relocation);
     }
 }
 

@@ -57,6 +57,8 @@ fn records() -> Vec<Record> {
         saved_under: Some(vec!["rope".to_owned()]),
         idle_ttl_ms: None,
         codec: "raw".to_owned(),
+        reuse: "exact".to_owned(),
+        layout: Some("head-major-kv-f16-1".to_owned()),
     };
     let told = Told {
         times_ns: vec![1, 1 << 40],
@@ -140,7 +142,7 @@ fn what_is_not_a_trace_is_refused_with_the_fix() {
     let error = refused(&newer);
     assert_eq!(error.code, "trace_newer");
     assert!(
-        error.message.contains("version 2") && error.message.contains("the program that wrote it"),
+        error.message.contains("version 3") && error.message.contains("the program that wrote it"),
         "{error}"
     );
     let missing = TraceReader::open(Path::new("no/such/trace")).err().unwrap();
