@@ -4,6 +4,7 @@ pub mod device;
 mod opening;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kernels::backend::{Backend, KvType};
 use serde::Serialize;
@@ -108,6 +109,9 @@ struct Inner {
     numerics_class: String,
     warnings: Vec<String>,
 }
+
+/// How long a shutdown waits for those who still hold the store.
+const RELEASE: Duration = Duration::from_secs(5);
 
 /// A runtime: one model on one device, with its sessions. Cheap to clone.
 #[derive(Clone)]
@@ -532,7 +536,8 @@ impl Runtime {
         self.0.manager.sweep().await;
     }
 
-    /// Waits until everything that is to be saved is on disk, then forgets the sessions in memory.
+    /// Waits until everything that is to be saved is on disk, then forgets the sessions in memory. Where this was the last clone, the
+    /// data directory can be opened again when this returns, unless what a turn called goes on for longer than five seconds.
     ///
     /// # Errors
     /// The store cannot be closed cleanly.
@@ -541,8 +546,19 @@ impl Runtime {
         self.0.sessions.clear();
         // Events that nobody waited for hold their session until they are durable, and with it everything:
         // the end of the journal's thread is the end of them.
-        let store = self.0.store.clone();
-        let closed = tokio::task::spawn_blocking(move || store.close()).await.map_err(Error::internal)?;
+        let closing = move || {
+            let store = self.0.store.clone();
+            let closed = store.clone().close();
+            if Arc::into_inner(self.0).is_some() {
+                // Turns and timers find the store closed and end; who holds it last holds the directory's lock.
+                let end = Instant::now() + RELEASE;
+                while store.is_shared() && Instant::now() < end {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+            closed
+        };
+        let closed = tokio::task::spawn_blocking(closing).await.map_err(Error::internal)?;
         closed.map_err(Error::internal)
     }
 }

@@ -117,6 +117,11 @@ impl Store {
         self.inner.checkpoint.compact()
     }
 
+    /// Whether anyone else holds this store, and with it the directory's lock.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.inner) > 1
+    }
+
     /// Finishes what is queued, makes a last checkpoint and stops the threads. Other clones then get `Closed` errors
     /// for changes; the directory's lock is released when the last clone goes, and the last clone of [`Store::meta`].
     ///

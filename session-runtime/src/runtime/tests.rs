@@ -1,5 +1,3 @@
-use std::time::Duration;
-
 use store::failpoint::{FailAction, Failpoints, point};
 
 use super::*;
