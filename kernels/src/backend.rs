@@ -330,6 +330,20 @@ pub trait Backend: Send + Sync + 'static {
         cell: &[u8],
     ) -> Result<(), KernelError>;
 
+    /// Moves K and V of tokens to an earlier place of their sequence, in place: values as they are, keys turned to their new
+    /// positions, as [`codec::elements::turn_back`] does. `tables[h]` are the pages of head `h` from the sequence's first token on, of f16
+    /// or f32; `shape` says which tokens move (`start`, `tokens`) and how keys turn, `to` where the first of them goes.
+    fn relocate(
+        &self,
+        pool: &mut Self::Pool,
+        kv_type: KvType,
+        tables: &[&[PageId]],
+        shape: &CellShape,
+        to: usize,
+    ) -> Result<(), KernelError> {
+        codec::relocation::through_cells(self, pool, kv_type, tables, shape, to)
+    }
+
     /// [`Backend::gather_cell`] of f16 pages, packed by a codec on the way: the bytes of [`codec::pack`]. `shape` is the cell's,
     /// with as many KV heads as there are tables.
     fn gather_packed(

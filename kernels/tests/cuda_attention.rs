@@ -116,6 +116,84 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn moved_tokens_have_the_bytes_of_the_cpu_and_the_others_stay(
+        kv_heads in 1usize..4, dims in 1usize..33, tokens in 1usize..90, cut in (0usize..90, 0usize..90), wide: bool,
+        adjacent: bool, seed: u64,
+    ) {
+        let kv_type = if wide { KvType::F32 } else { KvType::F16 };
+        let rope_pairing = if adjacent { RopePairing::Adjacent } else { RopePairing::Halves };
+        let (to, start) = (cut.0.min(cut.1).min(tokens), cut.0.max(cut.1).min(tokens));
+        let head_dim = 8 * dims;
+        let mut random = Random::new(seed);
+        let spec = PoolSpec { pages: kv_heads * tokens.div_ceil(PAGE_TOKENS) + 3, head_dim, kv_type };
+        let pages = tables(&mut random, spec.pages, kv_heads, tokens);
+        let pages: Vec<&[PageId]> = pages.iter().map(Vec::as_slice).collect();
+        let count = kv_heads * 2 * tokens * head_dim;
+        let values = floats(&mut random, count, 3.0);
+        let cell: Vec<u8> = match kv_type {
+            KvType::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+            _ => values.iter().flat_map(|value| half::f16::from_f32(*value).to_le_bytes()).collect(),
+        };
+        let shape = CellShape { kv_heads, tokens: tokens - start, head_dim, start, rope_base: 10_000.0, rope_pairing };
+        let moved = |backend: &dyn Fn(&mut Vec<u8>)| { let mut back = vec![0; cell.len()]; backend(&mut back); back };
+        let cpu = sample::backend(1, best_isa());
+        let want = moved(&|back| {
+            let mut pool = cpu.pool(spec).unwrap();
+            cpu.scatter_cell(&mut pool, &pages, tokens, &cell).unwrap();
+            cpu.relocate(&mut pool, kv_type, &pages, &shape, to).unwrap();
+            cpu.gather_cell(&pool, &pages, tokens, back).unwrap();
+        });
+        for cuda in [shim::backend(), shim::recorded(2 + seed as u32 % 9).0] {
+            let got = moved(&|back| {
+                let mut pool = poisoned(&cuda, spec.pages, head_dim, kv_type);
+                cuda.scatter_cell(&mut pool, &pages, tokens, &cell).unwrap();
+                cuda.relocate(&mut pool, kv_type, &pages, &shape, to).unwrap();
+                cuda.gather_cell(&pool, &pages, tokens, back).unwrap();
+            });
+            prop_assert!(got == want, "{shape:?} to {to}");
+        }
+        // By themselves: tokens before the new place, and values.
+        let row = kv_type.head_bytes(head_dim);
+        for (place, (after, before)) in want.chunks(tokens * row).zip(cell.chunks(tokens * row)).enumerate() {
+            prop_assert!(after[..to * row] == before[..to * row]);
+            let end = to + tokens - start;
+            prop_assert!(place % 2 == 0 || after[to * row..end * row] == before[start * row..]);
+            prop_assert!(after[end * row..] == before[end * row..]);
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_moved_is_refused() {
+    let (cuda, cpu) = (shim::backend(), sample::backend(1, best_isa()));
+    let rope_pairing = RopePairing::Halves;
+    let shape = CellShape { kv_heads: 1, tokens: 4, head_dim: 16, start: 20, rope_base: 1e4, rope_pairing };
+    let (two, one): ([PageId; 2], [PageId; 1]) = ([PageId(0), PageId(1)], [PageId(0)]);
+    let spec = |kv_type| PoolSpec { pages: 2, head_dim: 16, kv_type };
+    let mut pools = (cuda.pool(spec(KvType::F16)).unwrap(), cpu.pool(spec(KvType::F16)).unwrap());
+    let cases: [(KvType, &[&[PageId]], CellShape, usize, &str); 6] = [
+        (KvType::Int8, &[&two], shape, 3, "bits of an element"),
+        (KvType::F32, &[&two], shape, 3, "bytes"),
+        (KvType::F16, &[&two, &two], shape, 3, "KV heads"),
+        (KvType::F16, &[&one], shape, 3, "pages"),
+        (KvType::F16, &[&two], shape, 21, "place 21"),
+        (KvType::F16, &[&[PageId(0), PageId(7)]], shape, 3, "page"),
+    ];
+    for (kv_type, tables, shape, to, why) in cases {
+        let refused = [
+            cuda.relocate(&mut pools.0, kv_type, tables, &shape, to).unwrap_err(),
+            cpu.relocate(&mut pools.1, kv_type, tables, &shape, to).unwrap_err(),
+        ];
+        assert!(refused.iter().all(|error| error.to_string().contains(why)), "{refused:?}");
+    }
+    cuda.relocate(&mut pools.0, KvType::F16, &[&two], &shape, 3).unwrap();
+    cpu.relocate(&mut pools.1, KvType::F16, &[&two], &shape, 20).unwrap();
+}
+
 /// Values of a cell; which of the many patterns a NaN has says nothing.
 fn numbers(cell: &[u8]) -> Vec<u16> {
     let values = cell.as_chunks().0.iter().map(|raw| half::f16::from_le_bytes(*raw));

@@ -78,6 +78,11 @@ fn packed_traffic(
         backend.gather_packed(pool, &pages, codec, &shape, &mut packed)?;
         backend.scatter_packed(pool, &pages, codec, &shape, &packed)?;
         backend.scatter_packed(pool, &pages, codec, &shape, &packed)?;
+        // Into what is on its way in, and out again.
+        let moved = CellShape { start: 7, tokens: 9, ..shape };
+        backend.relocate(pool, KvType::F16, &pages, &moved, 2)?;
+        backend.gather_packed(pool, &pages, codec, &shape, &mut packed)?;
+        backend.scatter_packed(pool, &pages, codec, &shape, &packed)?;
         backend.append(pool, SHAPE, std::slice::from_ref(group), kv, kv)?;
     }
     Ok(())
@@ -88,9 +93,14 @@ fn nothing_races_and_everything_is_given_back() {
     let (backend, recorder) = shim::recorded(0);
     a_life(&backend, &recorder).unwrap();
     let launches = recorder.launches();
-    for name in
-        ["gemv_4_q8_0", "append_int8", "scatter_cell_int8", "attention_prefill_int8", "unpack_cell_int4"]
-    {
+    for name in [
+        "gemv_4_q8_0",
+        "append_int8",
+        "scatter_cell_int8",
+        "attention_prefill_int8",
+        "unpack_cell_int4",
+        "relocate_f16",
+    ] {
         assert!(launches.iter().any(|launched| launched == name), "{name}");
     }
     drop(backend);

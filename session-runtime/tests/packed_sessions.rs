@@ -47,11 +47,13 @@ async fn sealed_chunks_come_back_from_fewer_bytes_also_after_a_restart() {
         let known = report.tokens;
         let tail = known % CHUNK_TOKENS as u64;
         assert!(known > 500 && tail > 0, "{report:?}");
-        let bytes = (known - tail) * TOKEN_BYTES * bits / 16 + tail * TOKEN_BYTES;
+        // The newest sealed chunk and the tail are as they were.
+        let recent = tail + CHUNK_TOKENS as u64;
+        let bytes = (known - recent) * TOKEN_BYTES * bits / 16 + recent * TOKEN_BYTES;
         assert_eq!(report.bytes_loaded, bytes, "{report:?}");
         // Leaving again loses nothing more and writes nothing new.
         let changes = runtime.evict("s").await.unwrap();
-        assert!(changes.bytes <= CHUNK_TOKENS as u64 * TOKEN_BYTES, "{changes:?}");
+        assert!(changes.bytes <= recent * TOKEN_BYTES, "{changes:?}");
         runtime.shutdown().await.unwrap();
         let runtime = support::open(directory.path()).await;
         let turn = say(&runtime, "s", "And then?", 8).await;
@@ -60,6 +62,44 @@ async fn sealed_chunks_come_back_from_fewer_bytes_also_after_a_restart() {
         assert_eq!(turn.usage.output_tokens, 8);
         runtime.shutdown().await.unwrap();
     }
+}
+
+/// KIVI's recent window: older tokens are packed, the newest are as one that packs nothing has them.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_newest_tokens_lose_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let runtime = support::open(directory.path()).await;
+    create(&runtime, "raw").await;
+    create_packed(&runtime, "s", KvCodec::Int4).await;
+    for id in ["raw", "s"] {
+        say(&runtime, id, &story(1), 16).await;
+        runtime.evict(id).await.unwrap();
+    }
+    let report = runtime.restore("s", RestoreMode::Load).await.unwrap();
+    let known = report.tokens as usize;
+    let tokens = runtime.tokens("s").await.unwrap();
+    assert_eq!(tokens, runtime.tokens("raw").await.unwrap());
+    let (exact, own) = (runtime.contract().digest(), runtime.contract().packed("int4", "s").digest());
+    let pairs: Vec<_> =
+        chunks(&exact, &tokens[..known]).into_iter().zip(chunks(&own, &tokens[..known])).collect();
+    let cells = runtime.store().cells();
+    let mut as_they_were = 0;
+    for (raw, packed) in &pairs {
+        let newest = raw.start + raw.tokens + CHUNK_TOKENS > known;
+        let found = if newest && packed.is_sealed() { packed.as_recent() } else { packed.clone() };
+        for layer in [0, LAYERS / 2, LAYERS - 1] {
+            let raw = cells.get(&cell_id(&raw.id, layer), &exact).unwrap();
+            let found = cells.get(&cell_id(&found.id, layer), &own).unwrap();
+            assert_eq!(found == raw, newest, "{known}: {} {layer}", packed.start);
+            assert_eq!(found.len() < raw.len() / 2, !newest);
+        }
+        if newest {
+            as_they_were += raw.tokens;
+            let later = cells.get(&cell_id(&packed.id, 0), &own);
+            assert_eq!(later.is_err(), packed.is_sealed(), "what is packed later has another id");
+        }
+    }
+    assert!((CHUNK_TOKENS..2 * CHUNK_TOKENS).contains(&as_they_were), "{as_they_were} of {known}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -20,6 +20,7 @@
 #include "../gemm.cu"
 #include "../gemv.cu"
 #include "../norm.cu"
+#include "../relocate.cu"
 #include "../rope.cu"
 #include "../scale.cu"
 #include "../swiglu.cu"
@@ -222,8 +223,8 @@ struct Entry {
 #define OF_CODEC(Codec, name) ENTRY(pack_cell_##name) ENTRY(unpack_cell_##name)
 
 const Entry ENTRIES[] = {
-    ENTRY(add) ENTRY(attention_merge) ENTRY(gather_rows) ENTRY(geglu) ENTRY(head_norm) ENTRY(rms_norm) ENTRY(rope)
-    ENTRY(scale) ENTRY(scale_channels) ENTRY(swiglu) FOR_EACH_FORMAT(OF_FORMAT) FOR_EACH_KV(OF_KV)
+    ENTRY(add) ENTRY(attention_merge) ENTRY(gather_rows) ENTRY(geglu) ENTRY(head_norm) ENTRY(relocate_f16)
+    ENTRY(relocate_f32) ENTRY(rms_norm) ENTRY(rope) ENTRY(scale) ENTRY(scale_channels) ENTRY(swiglu) FOR_EACH_FORMAT(OF_FORMAT) FOR_EACH_KV(OF_KV)
     FOR_EACH_CODEC(OF_CODEC)
 };
 

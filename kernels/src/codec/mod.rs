@@ -13,6 +13,7 @@
 pub mod elements;
 mod groups;
 pub mod lossless;
+pub(crate) mod relocation;
 mod rotation;
 
 use half::f16;

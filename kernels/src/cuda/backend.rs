@@ -14,10 +14,13 @@ use super::memory::{Buffer, Device, bytes_of, bytes_of_mut};
 use super::nvrtc::LazyNvrtc;
 use super::pool::{self, CudaPool};
 use super::programs::{Programs, THREADS, number};
+use super::relocate::relocate;
 use super::staging::{Landing, Scratch, Staging};
-use crate::backend::{AttentionShape, Backend, MatrixSpec, Output, PageId, PoolSpec, RopePairing, RowGroup};
+use crate::backend::{
+    AttentionShape, Backend, KvType, MatrixSpec, Output, PAGE_TOKENS, PageId, PoolSpec, RopePairing, RowGroup,
+};
 use crate::check;
-use crate::codec::{CellShape, Codec};
+use crate::codec::{CellShape, Codec, relocation};
 use crate::cpu::CpuRope;
 use crate::error::KernelError;
 
@@ -512,6 +515,31 @@ impl Backend for CudaBackend {
     ) -> Result<(), KernelError> {
         check::cell("scatter_cell", &pool.spec, tables, tokens, cell.len())?;
         lock(&self.loads).scatter(&self.programs, pool, tables, tokens, cell)
+    }
+
+    fn relocate(
+        &self,
+        pool: &mut CudaPool,
+        kv_type: KvType,
+        tables: &[&[PageId]],
+        shape: &CellShape,
+        to: usize,
+    ) -> Result<(), KernelError> {
+        relocation::check(kv_type, tables, shape, to)?;
+        check::equal(
+            "relocate",
+            "bytes of an element",
+            pool.spec.kv_type.head_bytes(1),
+            kv_type.head_bytes(1),
+        )?;
+        check::equal("relocate", "head_dim", pool.spec.head_dim, shape.head_dim)?;
+        let places = to / PAGE_TOKENS..(shape.start + shape.tokens).div_ceil(PAGE_TOKENS);
+        let mut pages = tables.iter().flat_map(|table| &table[places.clone()]);
+        pages.try_for_each(|page| check::page("relocate", &pool.spec, *page))?;
+        if shape.tokens == 0 {
+            return Ok(());
+        }
+        relocate((&self.device, &self.programs, &mut self.calls().staging), pool, tables, shape, to)
     }
 
     fn gather_packed(

@@ -28,6 +28,7 @@ mod memory;
 mod nvrtc;
 mod pool;
 mod programs;
+mod relocate;
 mod sources;
 mod staging;
 mod survey;

@@ -24,7 +24,7 @@ macro_rules! header {
 }
 
 /// Every file with kernels.
-pub const SOURCES: [Source; 14] = [
+pub const SOURCES: [Source; 15] = [
     source!("add.cu", &["add"]),
     source!("append.cu", &["append_"]),
     source!("attention.cu", &["attention_"]),
@@ -36,6 +36,7 @@ pub const SOURCES: [Source; 14] = [
     source!("gemm.cu", &["gemm_"]),
     source!("gemv.cu", &["gemv_"]),
     source!("norm.cu", &["rms_norm", "head_norm"]),
+    source!("relocate.cu", &["relocate_"]),
     source!("rope.cu", &["rope"]),
     source!("scale.cu", &["scale"]),
     source!("swiglu.cu", &["swiglu"]),

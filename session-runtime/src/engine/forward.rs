@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use kernels::backend::{AttentionShape, Backend, PageId, PoolSpec, RowGroup};
+use kernels::backend::{AttentionShape, Backend, KvType, PageId, PoolSpec, RowGroup};
 use kernels::codec::lossless::CellLayout;
 use kernels::codec::{CellShape, Codec};
 
@@ -332,6 +332,17 @@ impl<B: Backend> Engine<B> {
     /// A page outside the pool.
     pub fn copy_page(&mut self, source: PageId, target: PageId) -> Result<(), Error> {
         Ok(self.backend.copy_page(&mut self.pool, source, target)?)
+    }
+
+    /// Moves tokens of a layer to an earlier place ([`Backend::relocate`]).
+    pub(super) fn move_tokens(
+        &mut self,
+        pages: &[&[PageId]],
+        kv_type: KvType,
+        shape: &CellShape,
+        to: usize,
+    ) -> Result<(), Error> {
+        Ok(self.backend.relocate(&mut self.pool, kv_type, pages, shape, to)?)
     }
 
     /// Bytes of the cell of `tokens` tokens in one layer.

@@ -5,6 +5,8 @@ use kernels::backend::PAGE_TOKENS;
 
 /// Tokens of a sealed chunk.
 pub const CHUNK_TOKENS: usize = 64;
+/// The newest tokens of a history, which a codec with a loss leaves as they are, and with them the chunks that they are in.
+pub const RECENT_TOKENS: usize = CHUNK_TOKENS;
 /// Pages that hold one chunk of one (layer, KV head).
 pub const CHUNK_PAGES: usize = CHUNK_TOKENS / PAGE_TOKENS;
 
@@ -48,12 +50,27 @@ pub struct Chunk {
     pub start: usize,
     /// Its tokens; [`CHUNK_TOKENS`] when sealed.
     pub tokens: usize,
+    /// Whether it holds some of the newest tokens of a history whose older ones are packed with a loss. Its cells are not those that
+    /// the same chunk has later, so that its id is another.
+    pub recent: bool,
 }
 
 impl Chunk {
     /// Whether the chunk is complete and immutable.
     pub fn is_sealed(&self) -> bool {
         self.tokens == CHUNK_TOKENS
+    }
+
+    /// Whether its cells are what they will be from now on: it is sealed, and none of the newest.
+    pub fn is_settled(&self) -> bool {
+        self.is_sealed() && !self.recent
+    }
+
+    /// The chunk while it is one of the newest.
+    #[must_use]
+    pub fn as_recent(&self) -> Self {
+        let id = blake3::derive_key("session-runtime recent chunk 1", &self.id);
+        Self { id, recent: true, ..self.clone() }
     }
 }
 
@@ -64,9 +81,14 @@ pub fn chunks(contract: &Digest, tokens: &[u32]) -> Vec<Chunk> {
         let start = index * CHUNK_TOKENS;
         let parent = list.last().map(|chunk| chunk.id);
         let id = chunk_id(contract, parent.as_ref(), piece, start as u32);
-        list.push(Chunk { id, start, tokens: piece.len() });
+        list.push(Chunk { id, start, tokens: piece.len(), recent: false });
     }
     list
+}
+
+/// Sealed chunks of a history of `tokens` tokens that have none of its newest ones.
+pub fn settled_chunks(tokens: usize) -> usize {
+    tokens.saturating_sub(RECENT_TOKENS) / CHUNK_TOKENS
 }
 
 #[cfg(test)]
@@ -87,6 +109,19 @@ mod tests {
         ];
         assert!(others.iter().all(|other| *other != base));
         assert_ne!(cell_id(&base, 0), cell_id(&base, 1));
+    }
+
+    #[test]
+    fn the_newest_tokens_are_never_in_a_settled_chunk() {
+        let tokens: Vec<u32> = (0..300).collect();
+        for count in 0..tokens.len() {
+            let settled = settled_chunks(count) * CHUNK_TOKENS;
+            assert!(settled == 0 || settled + RECENT_TOKENS <= count);
+            assert!(count < settled + RECENT_TOKENS + CHUNK_TOKENS, "no more is kept than need be");
+        }
+        let chunk = chunks(&[1; 32], &tokens).remove(1);
+        let recent = chunk.as_recent();
+        assert!(recent.id != chunk.id && recent.is_sealed() && !recent.is_settled() && chunk.is_settled());
     }
 
     #[test]

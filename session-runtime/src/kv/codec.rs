@@ -3,6 +3,8 @@
 use kernels::codec::Codec;
 use serde::{Deserialize, Serialize};
 
+use super::chunk::Chunk;
+
 /// How the cells of a session are packed. What `int8` and `int4` lose is lost for good, so that only a session that asks for one
 /// gets it: after a restore it goes on near where it would have, not exactly there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -11,9 +13,9 @@ pub enum KvCodec {
     /// As on the device: a restored session continues exactly.
     #[default]
     Raw,
-    /// Sealed chunks in eight bits a value.
+    /// Older tokens in eight bits a value.
     Int8,
-    /// Sealed chunks in four bits a value.
+    /// Older tokens in four bits a value.
     Int4,
     /// In as few bytes as a compressor finds: a restored session continues exactly.
     Lossless,
@@ -32,10 +34,10 @@ impl KvCodec {
         }
     }
 
-    /// How a chunk is kept. An unsealed one never loses anything.
+    /// How a chunk is kept. Only settled ones lose anything, so that the newest tokens are as they were computed.
     #[must_use]
-    pub fn of_chunk(self, sealed: bool) -> Self {
-        if sealed || self.lossy().is_none() { self } else { Self::Raw }
+    pub fn of_chunk(self, chunk: &Chunk) -> Self {
+        if chunk.is_settled() || self.lossy().is_none() { self } else { Self::Raw }
     }
 
     /// Its name: `raw`, `int8`, `int4` or `lossless`.

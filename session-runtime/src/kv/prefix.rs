@@ -120,10 +120,11 @@ impl PrefixTree {
         }
     }
 
-    /// A sealed chunk of a history is in these tiers too, as far as is known.
+    /// A settled chunk of a history is in these tiers too, as far as is known.
     pub fn keep(&mut self, contract: &Digest, history: &[u32], chunk: &Chunk, tiers: Tiers) {
         let end = chunk.start + chunk.tokens;
-        let Some(tokens) = history.get(..end).filter(|_| chunk.is_sealed() && tiers != Tiers::NEITHER) else {
+        let Some(tokens) = history.get(..end).filter(|_| chunk.is_settled() && tiers != Tiers::NEITHER)
+        else {
             return;
         };
         let path = self.nodes.path(contract, &tokens[..chunk.start]);

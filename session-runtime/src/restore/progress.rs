@@ -187,7 +187,7 @@ impl Progress {
         }
     }
 
-    /// The next thing to do. At most `chunks_max` chunks are computed at once.
+    /// The next thing to do. At most `chunks_max` chunks are computed at once; none, where the device is another's for now.
     pub fn next(&mut self, chunks_max: usize, outlook: &Outlook<'_>) -> Action {
         if let Some(load) = self.next_load() {
             return load;
@@ -198,6 +198,10 @@ impl Progress {
             if let Some(load) = self.next_load() {
                 return load;
             }
+        }
+        if chunks_max == 0 {
+            let done = self.chunks.iter().all(|chunk| self.complete(chunk));
+            return if done { Action::Done } else { Action::Wait };
         }
         if let Some(action) = self.planned_compute(chunks_max) {
             return action;

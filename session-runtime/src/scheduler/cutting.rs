@@ -3,6 +3,7 @@
 //!
 //! KV that is not on the device when its history is cut is moved when it next comes back: it is brought back as it was saved first.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use kernels::backend::Backend;
@@ -66,15 +67,7 @@ impl<B: Backend> Worker<B> {
         if uncovered {
             self.evict(&Arc::from(session), "cut");
         }
-        if let Some(sequence) = self.sequences.get_mut(session) {
-            sequence.tokens.drain(start..end);
-            sequence.computed = sequence.computed.min(start);
-            sequence.known = sequence.known.min(start);
-            sequence.saved_chunks = sequence.saved_chunks.min(start / CHUNK_TOKENS);
-            sequence.save_asked = sequence.save_asked.min(sequence.saved_chunks);
-            let keep = sequence.computed;
-            sequence.table.truncate(&mut self.pool, keep);
-        }
+        self.take_out(session, start..end, start);
         self.note_resident(session);
     }
 
@@ -93,15 +86,7 @@ impl<B: Backend> Worker<B> {
             self.cut_exactly(session, start, end);
             return false;
         }
-        if let Some(sequence) = self.sequences.get_mut(session) {
-            sequence.tokens.drain(start..end);
-            sequence.computed -= end - start;
-            sequence.known = sequence.computed;
-            sequence.saved_chunks = sequence.saved_chunks.min(start / CHUNK_TOKENS);
-            sequence.save_asked = sequence.save_asked.min(sequence.saved_chunks);
-            let keep = sequence.computed;
-            sequence.table.truncate(&mut self.pool, keep);
-        }
+        self.take_out(session, start..end, tokens - (end - start));
         self.prefixes.truncate(session, start);
         self.note_resident(session);
         let ms = self.since(begun) * 1e3;
@@ -109,6 +94,17 @@ impl<B: Backend> Worker<B> {
             Relocation { start: start as u64, cut: (end - start) as u64, tokens: (tokens - end) as u64, ms };
         self.observer.relocated(session, &relocation);
         true
+    }
+
+    /// Takes tokens out of a history of which no more than `left` then have KV.
+    fn take_out(&mut self, session: &str, cut: Range<usize>, left: usize) {
+        let Some(sequence) = self.sequences.get_mut(session) else { return };
+        sequence.saved_chunks = sequence.saved_chunks.min(cut.start / CHUNK_TOKENS);
+        sequence.save_asked = sequence.save_asked.min(sequence.saved_chunks);
+        sequence.tokens.drain(cut);
+        (sequence.computed, sequence.known) = (sequence.computed.min(left), sequence.known.min(left));
+        let keep = sequence.computed;
+        sequence.table.truncate(&mut self.pool, keep);
     }
 
     /// Moves tokens `end..tokens` to `start`; `false`: there are none, or no room.

@@ -11,7 +11,7 @@ use super::view::HostView;
 use super::worker::Worker;
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::kv::chunk::{CHUNK_TOKENS, chunks};
+use crate::kv::chunk::CHUNK_TOKENS;
 use crate::kv::codec::KvCodec;
 use crate::restore::source::Source;
 
@@ -105,7 +105,7 @@ impl<B: Backend> Worker<B> {
         }
         let known = sequence.known;
         let mut sums = (0, 0);
-        for chunk in chunks(&sequence.cells_contract(), &sequence.tokens[..known]) {
+        for chunk in sequence.chunks(known) {
             let needed = |layer: &usize| chunk.start >= self.shape.first_kept(*layer, known);
             let layers = 0..self.engine.config().layers;
             if layers.filter(needed).all(|layer| self.host.has(&chunk.id, layer as u32)) {

@@ -1,5 +1,5 @@
-//! Packing: cells of sessions that asked for a codec, on their way off the device and back. Where something is lost, the unsealed
-//! tail stays as it is, so that the newest tokens have lost nothing.
+//! Packing: cells of sessions that asked for a codec, on their way off the device and back. Where something is lost, the newest tokens
+//! stay as they are (KIVI's recent window).
 
 use kernels::backend::{Backend, KvType, PageId, PoolSpec};
 use kernels::codec::CellShape;
@@ -95,7 +95,7 @@ impl<B: Backend> Worker<B> {
     /// Bytes of a chunk's cell, as the tiers keep it. Without loss they differ from cell to cell: then it is what they have
     /// been on average.
     pub(super) fn saved_cell_bytes(&self, sequence: &Sequence, chunk: &Chunk) -> usize {
-        let codec = sequence.codec.of_chunk(chunk.is_sealed());
+        let codec = sequence.codec.of_chunk(chunk);
         match (codec, codec.lossy()) {
             (_, Some(codec)) => self.cell_shape(0, chunk).packed_bytes(codec),
             (KvCodec::Lossless, _) => self.costs.packed_bytes(self.engine.cell_bytes(chunk.tokens)),

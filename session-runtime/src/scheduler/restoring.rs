@@ -16,7 +16,7 @@ use super::together::chunk_seconds;
 use super::worker::{Job, Phase, Purpose, Worker};
 use crate::engine::{LogitRows, SequenceRows};
 use crate::error::{Error, ErrorKind};
-use crate::kv::chunk::{CHUNK_TOKENS, CellId, Chunk, cell_id};
+use crate::kv::chunk::{CHUNK_TOKENS, CellId, Chunk, cell_id, chunks};
 use crate::kv::codec::KvCodec;
 use crate::kv::contract::Digest;
 use crate::kv::state::KvEvent;
@@ -57,6 +57,8 @@ enum Advance {
     Under {
         /// Whether something was computed, or waits only for its share of the next round.
         worked: bool,
+        /// Whether something was computed.
+        computed: bool,
     },
     /// Everything is on the device.
     Done,
@@ -97,7 +99,7 @@ impl<B: Backend> Worker<B> {
         let mode = self.jobs[index].mode;
         let layers = self.engine.config().layers;
         let sequence = self.sequences.get(&session).ok_or_else(|| Error::no_session(&session))?;
-        let chunks = sequence.missing_chunks();
+        let chunks = self.missing_chunks(sequence);
         let (codec, contract) = (sequence.codec, sequence.cells_contract());
         let pool_type = self.engine.pool_spec().kv_type;
         let elements = sequence.origin.map_or(pool_type, |origin| origin.elements);
@@ -122,7 +124,7 @@ impl<B: Backend> Worker<B> {
             if usable { "absent".to_owned() } else { format!("contract: {}", sequence.foreign.join(", ")) };
         progress.report.refuse(&reason, missing as u64);
         let on_disk = chunks.iter().zip(&facts).take_while(|(chunk, facts)| {
-            chunk.is_sealed()
+            chunk.is_settled()
                 && (0..layers).all(|layer| {
                     !facts.needed[layer]
                         || facts.saved[layer] == Some(Source::Disk)
@@ -158,6 +160,26 @@ impl<B: Backend> Worker<B> {
         }
         self.jobs[index].phase = Phase::Restoring(Box::new(run));
         Ok(())
+    }
+
+    /// The known history's chunks, from the first that is not whole on the device. Whether one of the last has newest tokens in it
+    /// depends on where the history ended when it was saved: that may have changed by a few tokens since.
+    fn missing_chunks(&self, sequence: &Sequence) -> Vec<Chunk> {
+        let mut list = sequence.chunks(sequence.known);
+        if sequence.codec.lossy().is_some() {
+            let plain = chunks(&sequence.cells_contract(), &sequence.tokens[..sequence.known]);
+            let there = |chunk: &Chunk| self.host.has(&chunk.id, 0) || self.tier.contains(&chunk.id, 0);
+            let from = sequence.settled_chunks(sequence.known).saturating_sub(1);
+            for (chunk, plain) in list.iter_mut().zip(plain).skip(from).filter(|(_, plain)| plain.is_sealed())
+            {
+                let other = if chunk.recent { plain } else { plain.as_recent() };
+                if !there(chunk) && there(&other) {
+                    *chunk = other;
+                }
+            }
+        }
+        list.retain(|chunk| chunk.start + chunk.tokens > sequence.computed);
+        list
     }
 
     /// What the tiers have of a session's chunks: the best of host and disk, cell by cell.
@@ -237,6 +259,8 @@ impl<B: Backend> Worker<B> {
         self.end_unwanted();
         let mut worked = false;
         let mut host_bytes = ROUND_BYTES;
+        let decoding = self.somebody_decodes();
+        let mut computed_any = false;
         let mut index = 0;
         let restores = |job: &Job| matches!(job.phase, Phase::Restoring(_));
         let awaited = self.jobs.iter().any(|job| restores(job) && !matches!(job.purpose, Purpose::Prefetch));
@@ -253,13 +277,21 @@ impl<B: Backend> Worker<B> {
             else {
                 continue;
             };
-            match self.advance(&session, &mut run, &mut host_bytes) {
-                Ok(Advance::Under { worked: more }) => {
+            let rows_max = self.engine.step_rows();
+            let chunks_max = match (decoding, computed_any) {
+                (false, _) => (rows_max / CHUNK_TOKENS).max(1),
+                (true, false) => (rows_max.min(self.bounded_rows(&session)) / CHUNK_TOKENS).max(1),
+                // Between two tokens of others there is one piece of one restore; the rest of the round is loads.
+                (true, true) => 0,
+            };
+            match self.advance(&session, &mut run, &mut host_bytes, chunks_max) {
+                Ok(Advance::Under { worked: more, computed }) => {
                     worked |= more;
+                    computed_any |= computed;
                     self.jobs[index].phase = Phase::Restoring(run);
                     index += 1;
                     // A piece takes as long as a step, and many restores may compute one each.
-                    if more {
+                    if computed {
                         self.tick(self.clock.monotonic());
                     }
                 }
@@ -285,19 +317,19 @@ impl<B: Backend> Worker<B> {
         worked
     }
 
-    /// Asks for loads, or computes one piece.
+    /// Asks for loads, or computes one piece of at most `chunks_max` chunks.
     fn advance(
         &mut self,
         session: &Arc<str>,
         run: &mut RestoreRun,
         host_bytes: &mut usize,
+        chunks_max: usize,
     ) -> Result<Advance, Error> {
         let layers = self.engine.config().layers;
-        let chunks_max = (self.engine.step_rows() / CHUNK_TOKENS).max(1);
         let others = self.others_left();
         loop {
             if self.bring_from_host(session, run, host_bytes)? {
-                return Ok(Advance::Under { worked: true });
+                return Ok(Advance::Under { worked: true, computed: false });
             }
             let (compute, load) = (&self.costs.compute, self.load_costs(run.codec));
             let outlook = Outlook {
@@ -326,9 +358,9 @@ impl<B: Backend> Worker<B> {
                     }
                     let seconds = self.recompute(session, pieces, cut as usize)?;
                     run.progress.computed(chunk, chunks, seconds);
-                    return Ok(Advance::Under { worked: true });
+                    return Ok(Advance::Under { worked: true, computed: true });
                 }
-                Action::Wait => return Ok(Advance::Under { worked: false }),
+                Action::Wait => return Ok(Advance::Under { worked: false, computed: false }),
                 Action::Done => {
                     // What came last may still be on its way into pages.
                     self.engine.finish()?;
@@ -408,8 +440,8 @@ impl<B: Backend> Worker<B> {
     ) -> f64 {
         run.last_arrival = self.clock.monotonic();
         self.last_arrival = run.last_arrival;
-        // The unsealed tail is never packed with a loss.
-        let codec = run.codec.of_chunk(run.chunks[index].is_sealed());
+        // The newest tokens are never packed with a loss.
+        let codec = run.codec.of_chunk(&run.chunks[index]);
         let (mut refused, mut bytes) = (Vec::new(), 0);
         if let Some(lowest) = run.progress.wants(index, source)
             && let Some(sequence) = self.sequences.get(session)

@@ -8,7 +8,6 @@ use super::tenants::{Admission, Leaving, Tenant};
 use super::worker::{Job, Phase, Purpose, Worker, busy};
 use super::{KvTransition, Reply};
 use crate::error::{Error, ErrorKind};
-use crate::kv::chunk::chunks;
 use crate::kv::state::{KvEvent, KvState};
 use crate::kv::table::Need;
 
@@ -222,10 +221,13 @@ impl<B: Backend> Worker<B> {
         let computed = sequence.computed;
         let mut kept = computed > 0 && self.policy.saves();
         let worth = if kept { computed } else { 0 };
-        let mut unsaved = chunks(&sequence.contract, &sequence.tokens[..worth]);
+        let mut unsaved = sequence.chunks(worth);
         for chunk in unsaved.drain(..sequence.save_asked.min(unsaved.len())) {
             // From now on the copy in host memory is the nearest.
             self.host.touch(&chunk.id);
+        }
+        if let Some(sequence) = self.sequences.get_mut(session) {
+            sequence.saved_end = 0;
         }
         let mut bytes = 0;
         for chunk in unsaved {

@@ -1,4 +1,4 @@
-//! Saving: sealed chunks of idle sessions go to the tier in the background, so that an eviction finds
+//! Saving: settled chunks of idle sessions go to the tier in the background, so that an eviction finds
 //! little left to write and a killed process finds its KV on disk.
 
 use std::collections::VecDeque;
@@ -9,7 +9,7 @@ use kernels::backend::Backend;
 use super::tier::TierRequest;
 use super::worker::Worker;
 use crate::error::Error;
-use crate::kv::chunk::{CHUNK_TOKENS, Chunk, chunks};
+use crate::kv::chunk::{CHUNK_TOKENS, Chunk};
 use crate::kv::codec::KvCodec;
 use crate::kv::prefix::Tiers;
 
@@ -25,7 +25,7 @@ pub(super) struct Saver {
 }
 
 impl Saver {
-    /// Saves a session's sealed chunks when there is time.
+    /// Saves a session's settled chunks when there is time.
     pub(super) fn enqueue(&mut self, session: &Arc<str>) {
         if !self.sessions.contains(session) {
             self.sessions.push_back(Arc::clone(session));
@@ -63,22 +63,20 @@ impl<B: Backend> Worker<B> {
         false
     }
 
-    /// The first sealed chunk on the device that the tier was not asked to save.
+    /// The first settled chunk on the device that the tier was not asked to save.
     fn next_unsaved(&self, session: &str) -> Option<Chunk> {
         let sequence = self.sequences.get(session)?;
-        let sealed = sequence.computed / CHUNK_TOKENS;
-        if sequence.save_asked >= sealed {
+        if sequence.save_asked >= sequence.settled_chunks(sequence.computed) {
             return None;
         }
-        let list = chunks(&sequence.contract, &sequence.tokens[..sealed * CHUNK_TOKENS]);
-        list.into_iter().nth(sequence.save_asked)
+        sequence.chunks(sequence.computed).into_iter().nth(sequence.save_asked)
     }
 
     /// Copies a chunk's cells off the device, into host memory where there is room, and asks the disk to save them; their
     /// bytes. Layers with a window that dropped the chunk have nothing to save: no restore asks for it.
     pub(super) fn save_chunk(&mut self, session: &Arc<str>, chunk: Chunk) -> Result<u64, Error> {
         let Some(sequence) = self.sequences.get(session) else { return Ok(0) };
-        let codec = sequence.codec.of_chunk(chunk.is_sealed());
+        let codec = sequence.codec.of_chunk(&chunk);
         let (contract, tenant) = (sequence.contract, sequence.tenant.clone());
         let cells = (0..self.engine.config().layers)
             .filter_map(|layer| Some((layer, sequence.chunk_pages(&chunk, layer)?)))
@@ -89,7 +87,7 @@ impl<B: Backend> Worker<B> {
         if codec == KvCodec::Lossless {
             self.costs.observe_packed(self.engine.cell_bytes(chunk.tokens) * cells.len(), bytes as usize);
         }
-        if chunk.is_sealed() {
+        if chunk.is_settled() {
             sequence.save_asked = chunk.start / CHUNK_TOKENS + 1;
         }
         // The disk may yet refuse them.
@@ -110,12 +108,13 @@ impl<B: Backend> Worker<B> {
         match outcome {
             Ok(()) => {
                 self.host.set_on_disk(&chunk.id, true);
-                if let Some(sequence) = self.sequences.get_mut(session)
-                    && sequence.saved_chunks == chunk.start / CHUNK_TOKENS
-                {
-                    if !chunk.is_sealed() {
-                        sequence.saved_end = chunk.start + chunk.tokens;
-                    } else if sequence.save_asked > sequence.saved_chunks {
+                if let Some(sequence) = self.sequences.get_mut(session) {
+                    let settled = sequence.saved_chunks * CHUNK_TOKENS;
+                    if !chunk.is_settled() {
+                        if chunk.start == settled.max(sequence.saved_end) {
+                            sequence.saved_end = chunk.start + chunk.tokens;
+                        }
+                    } else if chunk.start == settled && sequence.save_asked > sequence.saved_chunks {
                         sequence.saved_chunks += 1;
                     }
                 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::idle::RestReason;
 use super::tenants::Tenant;
 use crate::engine::Tables;
-use crate::kv::chunk::{CHUNK_TOKENS, Chunk, chunks};
+use crate::kv::chunk::{CHUNK_TOKENS, Chunk, chunks, settled_chunks};
 use crate::kv::codec::KvCodec;
 use crate::kv::contract::Digest;
 use crate::kv::reuse::KvReuse;
@@ -71,11 +71,11 @@ pub(super) struct Sequence {
     pub foreign: Vec<String>,
     /// Where its next restore finds cells, where not under its own contract.
     pub origin: Option<Origin>,
-    /// Sealed chunks, from the first, that the tier was asked to save.
+    /// Settled chunks, from the first, that the tier was asked to save.
     pub save_asked: usize,
-    /// Sealed chunks, from the first, known to be saved whole.
+    /// Settled chunks, from the first, known to be saved whole.
     pub saved_chunks: usize,
-    /// End of the unsealed chunk that an eviction saved; of use while `known` is that end.
+    /// End of the chunks behind those that an eviction saved, in order; of use while `known` is that end.
     pub saved_end: usize,
     /// Last use, milliseconds of the monotonic clock.
     pub last_used_ms: u64,
@@ -117,17 +117,23 @@ impl Sequence {
         self.origin.map_or(self.contract, |origin| origin.contract)
     }
 
-    /// The known history's chunks, from the first that is not whole on the device.
-    pub(super) fn missing_chunks(&self) -> Vec<Chunk> {
-        chunks(&self.cells_contract(), &self.tokens[..self.known])
-            .into_iter()
-            .filter(|chunk| chunk.start + chunk.tokens > self.computed)
-            .collect()
+    /// The chunks of the first `count` tokens.
+    pub(super) fn chunks(&self, count: usize) -> Vec<Chunk> {
+        let mut list = chunks(&self.cells_contract(), &self.tokens[..count]);
+        for chunk in list.iter_mut().skip(self.settled_chunks(count)).filter(|chunk| chunk.is_sealed()) {
+            *chunk = chunk.as_recent();
+        }
+        list
+    }
+
+    /// How many of the first chunks of `count` tokens are settled.
+    pub(super) fn settled_chunks(&self, count: usize) -> usize {
+        if self.codec.lossy().is_some() { settled_chunks(count) } else { count / CHUNK_TOKENS }
     }
 
     /// Tokens, from the first, whose cells are saved in every layer.
     pub(super) fn saved_tokens(&self) -> usize {
-        if self.saved_end == self.known && self.saved_chunks == self.known / CHUNK_TOKENS {
+        if self.saved_end == self.known && self.saved_chunks == self.settled_chunks(self.known) {
             return self.known;
         }
         (self.saved_chunks * CHUNK_TOKENS).min(self.known)

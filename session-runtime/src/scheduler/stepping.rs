@@ -139,7 +139,8 @@ impl<B: Backend> Worker<B> {
         let mut prompt_rows = left - decoding;
         let reads = self.whose_prompt(&running);
         if decoding > 0 {
-            prompt_rows = prompt_rows.min(self.bounded_rows(reads.as_deref()));
+            let bounded = reads.as_deref().map_or(prompt_rows, |session| self.bounded_rows(session));
+            prompt_rows = prompt_rows.min(bounded);
         }
         for session in running {
             let rows = match pending(self, &session) {
@@ -191,10 +192,17 @@ impl<B: Backend> Worker<B> {
         self.prompt.clone()
     }
 
-    /// Rows of a prompt that a step has time for while other sessions wait for their next token.
-    fn bounded_rows(&self, reads: Option<&str>) -> usize {
-        let context =
-            reads.and_then(|session| self.sequences.get(session)).map_or(0, |sequence| sequence.computed);
+    /// Whether somebody waits for its next token.
+    pub(super) fn somebody_decodes(&self) -> bool {
+        let decodes = |session: &str| {
+            self.sequences.get(session).is_some_and(|sequence| sequence.tokens.len() - sequence.computed == 1)
+        };
+        self.jobs.iter().any(|job| matches!(job.phase, Phase::Running) && decodes(&job.session))
+    }
+
+    /// Rows of a session's history that a step has time for while others wait for their next token.
+    pub(super) fn bounded_rows(&self, session: &str) -> usize {
+        let context = self.sequences.get(session).map_or(0, |sequence| sequence.computed.max(sequence.known));
         let layers = self.engine.config().layers;
         self.costs.compute.rows_within(self.options.step_seconds, layers, context as f64)
     }

@@ -35,6 +35,8 @@ fn history(id: &str, tokens: usize) -> Vec<u32> {
 pub(in crate::scheduler) struct Sessions {
     pub simulation: Simulation,
     under: Vec<(Arc<str>, UnboundedReceiver<GenerationEvent>)>,
+    /// Whose tokens were heard when.
+    pub tokens: Vec<(Arc<str>, Duration)>,
     /// Messages that ended, in that order, with their errors.
     pub ended: Vec<(Arc<str>, Option<Error>)>,
 }
@@ -64,7 +66,7 @@ impl Sessions {
             trace: None,
         };
         let simulation = Simulation::new(&machine, options, Box::new(Unobserved)).unwrap();
-        Self { simulation, under: Vec::new(), ended: Vec::new() }
+        Self { simulation, under: Vec::new(), tokens: Vec::new(), ended: Vec::new() }
     }
 
     /// A session of a tenant, and the beginning of a message after so many tokens.
@@ -99,7 +101,11 @@ impl Sessions {
                     match event {
                         GenerationEvent::Done { .. } => outcome = Some(None),
                         GenerationEvent::Failed(error) => outcome = Some(Some(error)),
-                        GenerationEvent::Started { .. } | GenerationEvent::Token { .. } => {}
+                        GenerationEvent::Token { .. } => {
+                            let session = Arc::clone(&self.under[index].0);
+                            self.tokens.push((session, self.simulation.now()));
+                        }
+                        GenerationEvent::Started { .. } => {}
                     }
                 }
                 match outcome {

@@ -34,6 +34,33 @@ fn the_loads_of_one_restore_overlap_the_compute_of_another() {
     assert!(together <= 0.85 * apart, "{together} s together, {apart} s one after another");
 }
 
+/// Between two tokens of a session that writes there is one bounded step and one bounded piece of one restore, however many there
+/// are.
+#[test]
+fn restores_hold_up_who_writes_by_one_bounded_piece() {
+    let mut device = Sessions::new(64 * 1024, TenantQuotas::default());
+    // Costs are learned from this.
+    device.alone("computed", None, 900);
+    device.begin("writer", None, 40, 120);
+    for number in 0..6 {
+        device.wake(&format!("s{number}"), 1600, false);
+    }
+    device.run();
+    assert!(device.ended.iter().all(|(_, error)| error.is_none()), "{:?}", device.ended);
+    let times: Vec<f64> = device
+        .tokens
+        .iter()
+        .filter(|(session, _)| &**session == "writer")
+        .map(|(_, time)| time.as_secs_f64())
+        .collect();
+    assert!(times.len() == 120);
+    let longest = times.windows(2).map(|pair| pair[1] - pair[0]).fold(0.0, f64::max);
+    // Twice the 0.15 s that a step may be predicted to take, and the decoding rows themselves.
+    assert!(longest <= 0.35, "{longest} s between two tokens");
+    // They do come back meanwhile.
+    assert!(device.place("writer") > 0);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 16, failure_persistence: None, ..ProptestConfig::default() })]
 

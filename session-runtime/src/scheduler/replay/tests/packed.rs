@@ -28,9 +28,9 @@ fn recorded_packed(codec: KvCodec, trace: &Path) -> Seen {
 
 #[test]
 fn a_packed_session_is_replayed_with_the_bytes_it_had() {
-    for (codec, most) in
-        [(KvCodec::Int4, 300 * TOKEN_BYTES / 2), (KvCodec::Lossless, 300 * TOKEN_BYTES * 9 / 10)]
-    {
+    // Of 303 tokens, 192 in five bits a value of sixteen; the newest as they are.
+    let int4 = 192 * TOKEN_BYTES * 5 / 16 + 111 * TOKEN_BYTES;
+    for (codec, most) in [(KvCodec::Int4, int4), (KvCodec::Lossless, 300 * TOKEN_BYTES * 9 / 10)] {
         let directory = tempfile::tempdir().unwrap();
         let trace = directory.path().join("trace");
         let seen = recorded_packed(codec, &trace);
@@ -38,7 +38,7 @@ fn a_packed_session_is_replayed_with_the_bytes_it_had() {
         assert_eq!(replay.divergence, None);
         let loaded = replay.replayed.bytes_from_host + replay.replayed.bytes_from_disk;
         assert_eq!(loaded, seen.bytes_from_host + seen.bytes_from_disk);
-        assert!(loaded > 0 && loaded < most, "{loaded} bytes of packed cells");
+        assert!(loaded > 0 && loaded <= most, "{loaded} bytes of packed cells");
     }
 }
 
