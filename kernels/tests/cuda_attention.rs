@@ -175,15 +175,15 @@ fn what_cannot_be_moved_is_refused() {
     let (two, one): ([PageId; 2], [PageId; 1]) = ([PageId(0), PageId(1)], [PageId(0)]);
     let spec = |kv_type| PoolSpec { pages: 2, head_dim: 16, kv_type };
     let mut pools = (cuda.pool(spec(KvType::F16)).unwrap(), cpu.pool(spec(KvType::F16)).unwrap());
-    let cases: [(KvType, &[&[PageId]], CellShape, usize, &str); 6] = [
-        (KvType::Int8, &[&two], shape, 3, "bits of an element"),
-        (KvType::F32, &[&two], shape, 3, "bytes"),
-        (KvType::F16, &[&two, &two], shape, 3, "KV heads"),
-        (KvType::F16, &[&one], shape, 3, "pages"),
-        (KvType::F16, &[&two], shape, 21, "place 21"),
-        (KvType::F16, &[&[PageId(0), PageId(7)]], shape, 3, "page"),
+    let cases: [(KvType, &[&[PageId]], usize, &str); 6] = [
+        (KvType::Int8, &[&two], 3, "bits of an element"),
+        (KvType::F32, &[&two], 3, "bytes"),
+        (KvType::F16, &[&two, &two], 3, "KV heads"),
+        (KvType::F16, &[&one], 3, "pages"),
+        (KvType::F16, &[&two], 21, "place 21"),
+        (KvType::F16, &[&[PageId(0), PageId(7)]], 3, "page"),
     ];
-    for (kv_type, tables, shape, to, why) in cases {
+    for (kv_type, tables, to, why) in cases {
         let refused = [
             cuda.relocate(&mut pools.0, kv_type, tables, &shape, to).unwrap_err(),
             cpu.relocate(&mut pools.1, kv_type, tables, &shape, to).unwrap_err(),
