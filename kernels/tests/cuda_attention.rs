@@ -175,7 +175,8 @@ fn what_cannot_be_moved_is_refused() {
     let (two, one): ([PageId; 2], [PageId; 1]) = ([PageId(0), PageId(1)], [PageId(0)]);
     let spec = |kv_type| PoolSpec { pages: 2, head_dim: 16, kv_type };
     let mut pools = (cuda.pool(spec(KvType::F16)).unwrap(), cpu.pool(spec(KvType::F16)).unwrap());
-    let cases: [(KvType, &[&[PageId]], usize, &str); 6] = [
+    let cases: [(KvType, &[&[PageId]], usize, &str); 7] = [
+        (KvType::F16, &[], 3, "KV heads"),
         (KvType::Int8, &[&two], 3, "bits of an element"),
         (KvType::F32, &[&two], 3, "bytes"),
         (KvType::F16, &[&two, &two], 3, "KV heads"),

@@ -24,7 +24,9 @@ pub(crate) fn check(
     let pages = tables.iter().map(|table| table.len()).min().unwrap_or(0);
     match kv_type {
         KvType::Int8 => refused("bits of an element that stands alone", 16, 8),
-        _ if tables.len() != shape.kv_heads => refused("KV heads", shape.kv_heads, tables.len()),
+        _ if tables.len() != shape.kv_heads || tables.is_empty() => {
+            refused("KV heads", shape.kv_heads.max(1), tables.len())
+        }
         _ if shape.head_dim == 0 || shape.head_dim % 2 == 1 => {
             refused("channels of a head", shape.head_dim.next_multiple_of(2).max(2), shape.head_dim)
         }
