@@ -3,6 +3,8 @@
 //! there is known without the runtime: the values bit for bit, the keys up to the rounding of their elements.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "support/scheduling.rs"]
+mod scheduling;
 mod support;
 
 use std::path::Path;
@@ -18,12 +20,9 @@ use session_runtime::kv::contract::Contract;
 use session_runtime::kv::reuse::KvReuse;
 use session_runtime::models::progress::Silent;
 use session_runtime::models::{self, Tokenizer};
-use session_runtime::restore::plan::RestoreMode;
 use session_runtime::restore::report::RestoreReport;
-use session_runtime::scheduler::tenants::TenantQuotas;
 use session_runtime::scheduler::{
-    GenerationEvent, GenerationRequest, HostControl, IdlePolicyName, KvObserver, KvTransition, OpenSession,
-    Relocation, RestReason, Scheduler, SchedulerOptions, Speculation,
+    KvObserver, KvTransition, OpenSession, Relocation, Scheduler, SchedulerOptions,
 };
 use session_runtime::session::spec::SessionSpec;
 use session_runtime::{Config, Runtime};
@@ -72,18 +71,9 @@ impl Subject {
         let engine = engine::open(backend, &model, engine, &Silent).unwrap();
         let store = Store::open(directory, store::StoreOptions::default()).unwrap();
         let options = SchedulerOptions {
-            restore_mode: RestoreMode::Load,
-            idle_policy: IdlePolicyName::default(),
-            idle_ttl_ms: u64::MAX,
-            context_length,
             save_when_idle: false,
-            speculation: Speculation::Off,
             share_prefixes: true,
-            host_budget_bytes: 0,
-            host_control: HostControl::default(),
-            tenants: TenantQuotas::default(),
-            step_seconds: 1.0,
-            trace: None,
+            ..scheduling::options(context_length)
         };
         let clock = Arc::new(store::SystemClock::default());
         let seen = Seen::default();
@@ -103,20 +93,7 @@ impl Subject {
 
     /// Lets a session write up to `count` tokens.
     async fn write(&self, session: &Arc<str>, count: usize) -> Vec<u32> {
-        let (events, mut told) = tokio::sync::mpsc::unbounded_channel();
-        let tokenizer = Some(Arc::clone(&self.tokenizer));
-        let request = GenerationRequest { max_tokens: count, tokenizer, ..GenerationRequest::default() };
-        self.scheduler.generate(session, request, events).unwrap();
-        let mut written = Vec::new();
-        while let Some(event) = told.recv().await {
-            match event {
-                GenerationEvent::Token { id, .. } => written.push(id),
-                GenerationEvent::Failed(error) => panic!("{error}"),
-                GenerationEvent::Started { .. } | GenerationEvent::Done { .. } => {}
-            }
-        }
-        self.scheduler.rest(session, RestReason::EndOfTurn).unwrap();
-        written
+        scheduling::write(&self.scheduler, &self.tokenizer, session, count).await
     }
 
     /// The cells of one layer of a session's sealed chunks, which leave the device for it.

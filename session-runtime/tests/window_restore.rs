@@ -3,6 +3,8 @@
 
 #[path = "support/checkpoints.rs"]
 mod checkpoints;
+#[path = "support/scheduling.rs"]
+mod scheduling;
 mod support;
 
 use std::path::Path;
@@ -11,6 +13,7 @@ use std::sync::Arc;
 use checkpoints::TinyCheckpoint;
 use kernels::backend::{KvType, PAGE_TOKENS, PageId};
 use kernels::cpu::{CpuBackend, CpuOptions};
+use scheduling::{options, write};
 use session_runtime::engine::{self, Engine, EngineOptions, LogitRows, SequenceRows};
 use session_runtime::kv::chunk::CHUNK_TOKENS;
 use session_runtime::kv::pool::PagePool;
@@ -20,10 +23,8 @@ use session_runtime::models::progress::Silent;
 use session_runtime::models::{self, Tokenizer};
 use session_runtime::restore::plan::RestoreMode;
 use session_runtime::restore::report::RestoreReport;
-use session_runtime::scheduler::tenants::TenantQuotas;
 use session_runtime::scheduler::{
-    GenerationEvent, GenerationRequest, HostControl, IdlePolicyName, KvObserver, KvTransition, OpenSession,
-    RestReason, Scheduler, SchedulerOptions, Speculation,
+    KvObserver, KvTransition, OpenSession, Scheduler, SchedulerOptions, Speculation,
 };
 use session_runtime::{Config, Runtime};
 use support::{create, say};
@@ -286,53 +287,14 @@ fn scheduler(directory: &Path, checkpoint: &TinyCheckpoint) -> (Scheduler, Arc<T
     let model = models::open(&checkpoint.name()).unwrap();
     let backend = Arc::new(CpuBackend::new(CpuOptions { threads: 2, ..CpuOptions::default() }).unwrap());
     let contract = session_runtime::runtime::contract(&model, backend.as_ref(), KvType::F16, "");
-    let options =
+    let sizes =
         EngineOptions { budget_bytes: 1 << 20, context_length: 1024, step_rows: 128, kv_type: KvType::F16 };
-    let engine = engine::open(backend, &model, options, &Silent).unwrap();
+    let engine = engine::open(backend, &model, sizes, &Silent).unwrap();
     let store = store::Store::open(directory, store::StoreOptions::default()).unwrap();
-    let options = SchedulerOptions {
-        restore_mode: RestoreMode::Load,
-        idle_policy: IdlePolicyName::default(),
-        idle_ttl_ms: u64::MAX,
-        context_length: 1024,
-        save_when_idle: true,
-        speculation: Speculation::Always,
-        share_prefixes: false,
-        host_budget_bytes: 0,
-        host_control: HostControl::default(),
-        tenants: TenantQuotas::default(),
-        step_seconds: 1.0,
-        trace: None,
-    };
+    let options = SchedulerOptions { speculation: Speculation::Always, ..options(1024) };
     let clock = Arc::new(store::SystemClock::default());
     let scheduler = Scheduler::start(engine, store, contract, options, clock, Box::new(Unobserved)).unwrap();
     (scheduler, Arc::new(model.tokenizer))
-}
-
-/// Lets a session write up to `count` tokens.
-async fn write(
-    scheduler: &Scheduler,
-    tokenizer: &Arc<Tokenizer>,
-    session: &Arc<str>,
-    count: usize,
-) -> Vec<u32> {
-    let (events, mut told) = tokio::sync::mpsc::unbounded_channel();
-    let request = GenerationRequest {
-        max_tokens: count,
-        tokenizer: Some(Arc::clone(tokenizer)),
-        ..GenerationRequest::default()
-    };
-    scheduler.generate(session, request, events).unwrap();
-    let mut written = Vec::new();
-    while let Some(event) = told.recv().await {
-        match event {
-            GenerationEvent::Token { id, .. } => written.push(id),
-            GenerationEvent::Failed(error) => panic!("{error}"),
-            GenerationEvent::Started { .. } | GenerationEvent::Done { .. } => {}
-        }
-    }
-    scheduler.rest(session, RestReason::EndOfTurn).unwrap();
-    written
 }
 
 /// A cut may end the history where window layers have dropped everything.
