@@ -60,9 +60,10 @@ pub(super) async fn run(setup: &Setup, tell: &mut (dyn FnMut(Figure) + Send)) ->
     let machine = real.measure(0).await?;
     tell_costs(name, &machine, tell);
     tokio::task::block_in_place(|| agents(&machine, tell))?;
-    tokio::task::block_in_place(|| seeds::seeds(&machine, tell))?;
     tokio::task::block_in_place(|| deadlocks(&machine, tell))?;
-    agree(&real, tell).await
+    agree(&real, tell).await?;
+    // Last, because it takes longer than all the others.
+    tokio::task::block_in_place(|| seeds::seeds(&machine, tell))
 }
 
 fn figure(case: &str, metric: &'static str, value: f64, unit: &'static str, n: usize) -> Figure {
