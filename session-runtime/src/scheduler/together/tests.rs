@@ -57,8 +57,8 @@ fn restores_hold_up_who_writes_by_one_bounded_piece() {
     let longest = times.windows(2).map(|pair| pair[1] - pair[0]).fold(0.0, f64::max);
     // Twice the 0.15 s that a step may be predicted to take, and the decoding rows themselves.
     assert!(longest <= 0.35, "{longest} s between two tokens");
-    // They do come back meanwhile.
-    assert!(device.place("writer") > 0);
+    // They do come back meanwhile: one, besides who ended before all of this.
+    assert!(device.place("writer") > 1);
 }
 
 proptest! {
